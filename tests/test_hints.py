@@ -162,7 +162,7 @@ def test_sizes_that_are_fine(heard, objective, options):
 
 
 def test_the_default_guide_of_many_latents(heard, monkeypatch):
-    monkeypatch.setattr("pyro_implicit.guides.hypernetwork._LARGE", 1099)
+    monkeypatch.setattr("pyro_implicit.guides.hypernetwork._MAX_LATENTS_WITHOUT_HINT", 1099)
     HyperNetworkGuide(vectorisable(1100), init_from=None, hidden_dims=(4,)).setup()
     assert not heard
     HyperNetworkGuide(vectorisable(1100), init_from=None).setup()

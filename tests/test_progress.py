@@ -31,7 +31,7 @@ def test_a_fit_without_progress_shows_none_of_the_start(
     def model() -> None:
         pyro.sample("x", dist.Normal(0.0, 1.0))
 
-    monkeypatch.setattr(auto, "_DELAY", 0.0)
+    monkeypatch.setattr(auto, "_BAR_DELAY_SECONDS", 0.0)
     fit(model, HyperNetworkGuide(model), num_steps=1, progress=progress, seed=0)
     assert bool(capsys.readouterr().err) == progress
 

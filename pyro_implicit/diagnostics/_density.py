@@ -28,9 +28,8 @@ from pyro_implicit.ops.logdet import is_zero, upcast
 
 __all__ = ["GuideDensity", "Part", "check_implicit_guide"]
 
-MAX_NOISE_DIM = 100
-#: numbers in the largest tensor that is held at once
-_CHUNK = 2_000_000
+MAX_NOISE_DIM = 100  # importance sampling over more is hopeless
+_MAX_NUMBERS_AT_ONCE = 2_000_000  # in the largest tensor
 
 
 def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
@@ -140,7 +139,7 @@ class Part:
             return DensityEstimate(value, torch.zeros_like(value), value)
         self.check()
         w = self.preconditioner.inverse(u)
-        rows = max(1, _CHUNK // (num_inner * num_starts * self.noise_dim))
+        rows = max(1, _MAX_NUMBERS_AT_ONCE // (num_inner * num_starts * self.noise_dim))
         owns = [None] * len(w) if own is None else own.split(rows)
         found = [
             density_by_preimages(piece, self.map, num_starts, one)

@@ -17,9 +17,8 @@ from pyro_implicit.ops.scaled_jacobian import ScaledJacobian
 
 __all__ = ["PartEntropy", "effective_rank", "part_entropy"]
 
-#: entries of the largest Jacobian that is formed, and of the largest batch of them
-MOST_ENTRIES = 50_000_000
-_CHUNK = 4_000_000
+MAX_JACOBIAN_ENTRIES = 50_000_000  # of one draw
+_MAX_ENTRIES_AT_ONCE = 4_000_000  # of the Jacobians of several draws
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def part_entropy(
     :param int num_probes: Lanczos probes.
     """
     m, d = part.output_dim, part.noise_dim
-    if m * d > MOST_ENTRIES:
+    if m * d > MAX_JACOBIAN_ENTRIES:
         raise GuideError(
             f"the Jacobian of this guide has {m} x {d} entries, too many to form; train with "
             "LanczosELBO and look at its last_report"
@@ -79,7 +78,7 @@ def part_entropy(
     noise, u = part.draw(num_samples)
     found = [
         _linearised(part, z, u.std(0), num_steps, num_probes)
-        for z in noise.split(max(1, _CHUNK // (m * d)))
+        for z in noise.split(max(1, _MAX_ENTRIES_AT_ONCE // (m * d)))
     ]
     linearised, bound, gauss, radau, values, dead, signs = (
         torch.cat(pieces) for pieces in zip(*found, strict=True)

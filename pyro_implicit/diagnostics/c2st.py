@@ -26,7 +26,7 @@ __all__ = ["C2ST", "c2st"]
 
 Draws = Mapping[str, Tensor] | Tensor
 
-_SITES, _ROWS = "draws by site, {name: (n, *shape)}", "a tensor of draws, (n, m)"
+_EXPECTED_SITES, _EXPECTED_ROWS = "draws by site, {name: (n, *shape)}", "a tensor of draws, (n, m)"
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _cross_validated(
 def _rows(draws: Draws, reference: Draws) -> tuple[np.ndarray, np.ndarray]:
     """Both as ``(n, m)`` arrays with the same columns."""
     if isinstance(draws, Mapping) and isinstance(reference, Mapping):
-        check_tensors("draws", draws, _SITES, dim=1)
-        check_tensors("reference", reference, _SITES, dim=1)
+        check_tensors("draws", draws, _EXPECTED_SITES, dim=1)
+        check_tensors("reference", reference, _EXPECTED_SITES, dim=1)
         if set(draws) != set(reference) or not draws:
             raise SiteError(
                 f"draws have sites {sorted(draws)}, the reference has {sorted(reference)}; expected"
@@ -151,8 +151,8 @@ def _rows(draws: Draws, reference: Draws) -> tuple[np.ndarray, np.ndarray]:
         names = sorted(draws)
         pairs = [(draws[name], reference[name]) for name in names]
     elif isinstance(draws, Tensor) and isinstance(reference, Tensor):
-        check_tensor("draws", draws, _ROWS, dim=1)
-        check_tensor("reference", reference, _ROWS, dim=1)
+        check_tensor("draws", draws, _EXPECTED_ROWS, dim=1)
+        check_tensor("reference", reference, _EXPECTED_ROWS, dim=1)
         names, pairs = ["draws"], [(draws, reference)]
     else:
         raise ArgumentError("draws and reference: expected two dictionaries or two tensors")

@@ -25,10 +25,10 @@ from pyro_implicit.guides.unfilled_directions import Unfilled, unfilled
 
 __all__ = ["EntropyReport", "entropy_report"]
 
-#: nats by which the linearised entropy must exceed the true one before a guide is said to fold
-FOLD_TOLERANCE = 0.1
-#: the same for the share of its draws at which the determinant has the rarer sign
-FOLD_SHARE = 0.01
+#: of the linearised entropy over the true one; with more a guide is said to fold
+MAX_EXCESS_NATS = 0.1
+#: of draws at which the determinant has the rarer sign; from there on a guide is said to fold
+MIN_FOLD_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class EntropyReport:
         That is so with an excess above 0.1 nats and three standard errors, or with the rarer sign
         of the determinant at 1% of the draws.
         """
-        return self._exceeds or self.minority_share >= FOLD_SHARE
+        return self._exceeds or self.minority_share >= MIN_FOLD_SHARE
 
     @property
     def _exceeds(self) -> bool:
-        return self.excess > max(FOLD_TOLERANCE, 3 * self.standard_error)
+        return self.excess > max(MAX_EXCESS_NATS, 3 * self.standard_error)
 
     @property
     def collapses(self) -> bool:

@@ -37,10 +37,10 @@ from pyro_implicit.ops.inversion import DensityEstimate
 
 __all__ = ["KHat", "khat"]
 
-#: nats that one draw can add to the gap: where no noise was found the lower estimate is minus
-#: infinity
-MOST_OF_ONE_DRAW = 10.0
-_NEARLY_EQUAL = 0.9  # of the draws, that weights are worth which hardly differ
+#: where no noise was found the lower estimate of a draw's density is minus infinity
+MAX_GAP_OF_ONE_DRAW_NATS = 10.0
+#: effective samples as a share of the draws, above which their weights hardly differ
+_NEARLY_EQUAL_WEIGHTS_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class KHat:
         place, verdict = "below", "importance weights can repair what the guide lacks"
         if not self.is_good:
             place, verdict = "above", "the guide is too narrow somewhere, or misses what is near it"
-            if self.effective_samples > _NEARLY_EQUAL * self.num_samples:
+            if self.effective_samples > _NEARLY_EQUAL_WEIGHTS_SHARE * self.num_samples:
                 verdict = "a long tail of weights that are nearly equal, of a guide that is close"
         shown = [f"{one:.2f}" for one in (self.value, self.threshold)]
         if shown[0] == shown[1]:
@@ -180,7 +180,7 @@ def _check_density(
 ) -> tuple[float, float]:
     """Mean standard error and mean gap of a density that is good enough."""
     error = float(density.standard_error.mean())
-    gap = float((density.upper - density.value).clamp(max=MOST_OF_ONE_DRAW).mean())
+    gap = float((density.upper - density.value).clamp(max=MAX_GAP_OF_ONE_DRAW_NATS).mean())
     if error <= tolerance and abs(gap) <= tolerance:
         return error, gap
     raise DensityError(

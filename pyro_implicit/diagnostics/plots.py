@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-_HISTORY = "a list of what objective.terms(model, guide, ...) returned"
+_EXPECTED_HISTORY = "a list of what objective.terms(model, guide, ...) returned"
 
 
 def plot_predictive_band(
@@ -116,7 +116,7 @@ def plot_objective_terms(history: Sequence[Mapping[str, Any]], *, ax: Any = None
     :returns: the axes.
     :raises ArgumentError: for an empty history, or one whose entries have different terms.
     """
-    check_instance("history", history, (list, tuple), _HISTORY)
+    check_instance("history", history, (list, tuple), _EXPECTED_HISTORY)
     for index, terms in enumerate(history):
         check_instance(f"history[{index}]", terms, Mapping, "a dictionary of terms")
         for name in check_names(f"history[{index}]", list(terms)):
@@ -124,7 +124,7 @@ def plot_objective_terms(history: Sequence[Mapping[str, Any]], *, ax: Any = None
     names = list(history[0]) if history else []
     if not names or any(list(terms) != names for terms in history):
         raise ArgumentError(
-            f"history is empty or its entries have different terms; expected {_HISTORY}"
+            f"history is empty or its entries have different terms; expected {_EXPECTED_HISTORY}"
         )
     ax = new_or_given(ax)
     columns = {name: [_number(terms[name]) for terms in history] for name in names}

@@ -37,7 +37,7 @@ from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statis
 
 __all__ = ["SteinDiscrepancy", "stein_discrepancy"]
 
-_SMALL = 0.05  # p-values that speak against a guide
+_SIGNIFICANCE_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SteinDiscrepancy:
 
     def __str__(self) -> str:
         verdict = "nothing found against the guide"
-        if self.p_value < _SMALL:
+        if self.p_value < _SIGNIFICANCE_LEVEL:
             verdict = "the draws are not the posterior's; compare sizes from guide to guide"
         return (
             f"squared Stein discrepancy {self.squared:.3g} of {self.num_samples} draws, p-value "

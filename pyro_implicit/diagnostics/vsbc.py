@@ -254,15 +254,15 @@ def _run(
             yield {name: torch.as_tensor(ranks) for name, ranks in found.items()}
 
 
-_JOB: Simulation | None = None
+_JOB_OF_WORKER: Simulation | None = None  # in each process of a pool
 
 
 def _set_job(job: Simulation) -> None:
-    global _JOB
-    _JOB = job
+    global _JOB_OF_WORKER
+    _JOB_OF_WORKER = job
     torch.set_num_threads(1)  # threads of a parent do not survive a fork, and processes are enough
 
 
 def _one_of_job(number: int) -> dict[str, Any]:
     # as arrays: tensors would be passed by shared memory, of which there is little
-    return {name: ranks.cpu().numpy() for name, ranks in _JOB(number).items()}  # type: ignore[misc]
+    return {name: ranks.cpu().numpy() for name, ranks in _JOB_OF_WORKER(number).items()}  # type: ignore[misc]

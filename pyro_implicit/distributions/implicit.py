@@ -338,7 +338,7 @@ class ImplicitDistribution(dist.TorchDistribution):
         """
         if not self.is_bijective:
             _refuse_non_finite(self.generator)
-            raise DensityError(_NO_DENSITY)
+            raise DensityError(_ADVICE_ON_DENSITIES)
         check_tensor("value", value, "a tensor (..., m)")
         if value.shape[-1:] != self.event_shape:
             raise ShapeError(
@@ -371,7 +371,7 @@ class ImplicitDistribution(dist.TorchDistribution):
             )
 
 
-_NO_DENSITY = (
+_ADVICE_ON_DENSITIES = (
     "an implicit distribution can be drawn from but its density cannot be evaluated, so "
     "Trace_ELBO, TraceMeanField_ELBO, RenyiELBO and their relatives cannot train it. Use "
     "an objective for implicit guides instead, e.g. SVI(model, guide, optim, "

@@ -23,8 +23,7 @@ from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["MixtureDensityNetwork"]
 
-#: where softplus is 1
-_SOFT = math.log(math.e - 1)
+_INVERSE_SOFTPLUS_OF_ONE = math.log(math.e - 1)
 
 
 class MixtureDensityNetwork(nn.Module):
@@ -98,7 +97,8 @@ class MixtureDensityNetwork(nn.Module):
         m, k = self.output_dim, self.num_components
         shape = (*out.shape[:-1], k, m)
         locs, log_scales, logits = out.split([k * m, k * m, k], -1)
-        steps, scales = locs.reshape(shape), F.softplus(log_scales.reshape(shape) + _SOFT)
+        steps = locs.reshape(shape)
+        scales = F.softplus(log_scales.reshape(shape) + _INVERSE_SOFTPLUS_OF_ONE)
         scales = self.init_scale * scales
         if k == 1:
             loc = self.loc + self.init_scale * steps[..., 0, :]

@@ -8,12 +8,12 @@ import torch
 from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 
-from pyro_implicit.generators.autoregressive_map import MOST_LOG_SCALE, Layer, mapped, shape_of
+from pyro_implicit.generators.autoregressive_map import MAX_LOG_SCALE, Layer, mapped, shape_of
 from pyro_implicit.ops.monotone import Steps
 
 __all__ = ["block_inverse", "first_tensors", "map_inverse", "masks_of"]
 
-_POINTS = 32  # of a Gauss-Hermite sum
+_NUM_QUADRATURE_POINTS = 32  # of Gauss and Hermite
 
 
 def masks_of(size: int, hidden_dim: int, has_context: bool) -> dict[str, Tensor]:
@@ -81,12 +81,14 @@ def _standardise(bias: Tensor) -> None:
     hidden, unit = bias.new_zeros(1), bias.new_zeros(1, 1)
     weights = bias.new_zeros(1, size), hidden, unit, hidden, bias.new_zeros(bias.numel(), 1)
     layer = Layer(*weights, bias.flatten(), torch.ones(size).to(bias))
-    points, parts = (torch.from_numpy(a).to(bias)[:, None] for a in hermegauss(_POINTS))
+    points, parts = (
+        torch.from_numpy(a).to(bias)[:, None] for a in hermegauss(_NUM_QUADRATURE_POINTS)
+    )
     values, parts = mapped([layer], points.expand(-1, size))[0], parts / parts.sum()
     mean = (parts * values).sum(0)
     deviation = (parts * (values - mean).square()).sum(0).sqrt()
     bias[0] = -mean / deviation
-    bias[1] = -MOST_LOG_SCALE * torch.atanh(deviation.log() / MOST_LOG_SCALE)
+    bias[1] = -MAX_LOG_SCALE * torch.atanh(deviation.log() / MAX_LOG_SCALE)
 
 
 @torch.no_grad()
@@ -106,7 +108,7 @@ def block_inverse(layer: Layer, y: Tensor) -> tuple[Tensor, int]:
         count += 1
         shape = shape_of(layer, x)
         steps = Steps(*(one.movedim(1, 0) for one in (shape.height, shape.centre, shape.rate)))
-        then = steps.inverse((y - shape.shift) * torch.exp(-MOST_LOG_SCALE * shape.bent))
+        then = steps.inverse((y - shape.shift) * torch.exp(-MAX_LOG_SCALE * shape.bent))
         close = torch.allclose(then, x, rtol=1e-13, atol=1e-13)
         x = then
         if close:

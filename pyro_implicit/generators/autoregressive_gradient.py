@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _aten = torch.ops.aten
-_BETA, _THRESHOLD = 1, 20  # of a softplus
+_SOFTPLUS_BETA, _SOFTPLUS_THRESHOLD = 1, 20  # the defaults of torch
 
 
 class Gradients(NamedTuple):
@@ -186,9 +186,11 @@ def through_steps(
         [
             of_y.unsqueeze(1),
             of_raw.unsqueeze(1),
-            _aten.softplus_backward(of_height, shape.low, _BETA, _THRESHOLD),
+            _aten.softplus_backward(of_height, shape.low, _SOFTPLUS_BETA, _SOFTPLUS_THRESHOLD),
             -of_gap,
-            _aten.softplus_backward(2 * of_rate, shape.raw_rate, _BETA, _THRESHOLD),
+            _aten.softplus_backward(
+                2 * of_rate, shape.raw_rate, _SOFTPLUS_BETA, _SOFTPLUS_THRESHOLD
+            ),
         ],
         1,
     )

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["MOST_LOG_SCALE", "Kept", "Layer", "Shape", "log_det_of", "mapped", "shape_of"]
+__all__ = ["MAX_LOG_SCALE", "Kept", "Layer", "Shape", "log_det_of", "mapped", "shape_of"]
 
-#: the logarithm of a scale stays within plus and minus this
-MOST_LOG_SCALE = 4.0
-#: heights begin near the softplus of minus this: a block begins nearly affine
-_LOW = 4.0
-_LEAST_RATE = 1e-3
+#: log-scales stay within plus and minus this
+MAX_LOG_SCALE = 4.0
+#: taken from raw heights: they begin near the softplus of minus this, and a block nearly affine
+_RAW_HEIGHT_OFFSET = 4.0
+_MIN_RATE = 1e-3
 
 
 class Layer(NamedTuple):
@@ -130,9 +130,9 @@ def shape_of(layer: Layer, x: Tensor) -> Shape:
     num_steps = (out.shape[-1] // m - 2) // 3
     shift, raw_scale, steps = out.split([m, m, 3 * num_steps * m], -1)
     raw_height, centre, raw_rate = steps.view(n, 3, num_steps, m).unbind(1)
-    low = raw_height - _LOW
-    rate = 2 * F.softplus(raw_rate) + _LEAST_RATE
-    bent = torch.tanh(raw_scale / MOST_LOG_SCALE)
+    low = raw_height - _RAW_HEIGHT_OFFSET
+    rate = 2 * F.softplus(raw_rate) + _MIN_RATE
+    bent = torch.tanh(raw_scale / MAX_LOG_SCALE)
     hidden = (pre_in, act_in, pre_hidden, act_hidden)
     return Shape(*hidden, shift, bent, low, F.softplus(low), centre, raw_rate, rate)
 
@@ -157,7 +157,7 @@ def mapped(layers: Sequence[Layer], z: Tensor) -> tuple[Tensor, list[Tensor], li
         rest = 1 - step.square()
         value = x + (shape.height * step).sum(1)
         slopes.append((shape.height * shape.rate * rest).sum(1))
-        scale = (MOST_LOG_SCALE * shape.bent).exp()
+        scale = (MAX_LOG_SCALE * shape.bent).exp()
         y = torch.addcmul(shape.shift, scale, value)
         mixed = y * layer.diagonal
         if layer.upper is not None:
@@ -175,4 +175,4 @@ def log_det_of(slopes: Tensor, bents: Tensor) -> Tensor:
     :param torch.Tensor bents: of all layers, side by side, see :class:`Shape`.
     :returns: the log-determinant of the blocks, shape ``(n,)``.
     """
-    return torch.add(slopes.log1p().sum(-1), bents.sum(-1), alpha=MOST_LOG_SCALE)
+    return torch.add(slopes.log1p().sum(-1), bents.sum(-1), alpha=MAX_LOG_SCALE)

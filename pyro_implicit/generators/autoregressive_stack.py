@@ -27,7 +27,7 @@ from pyro_implicit.generators.autoregressive_gradient import (
 from pyro_implicit.generators.autoregressive_map import Layer, log_det_of, mapped
 from pyro_implicit.generators.autoregressive_score import carried_score
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind, linear_maps
+from pyro_implicit.generators.linear_maps import INVERTIBLE_KINDS, default_kind, linear_maps
 from pyro_implicit.generators.packed import PackedModule
 from pyro_implicit.ops.full_precision import in_full_precision
 from pyro_implicit.ops.inverse import Inversion, check_reached, first_order, result_dtype
@@ -36,9 +36,9 @@ from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["AutoregressiveStack", "KnownDeterminant", "inverted", "width_of"]
 
-#: the default width: hidden units for each output, within these
-_PLACES = ("in", "hidden", "out")  # of weights of which some are masked
-_UNITS_PER_OUTPUT, _LEAST, _MOST = 4, 40, 128
+_MASKED_LAYERS = ("in", "hidden", "out")
+#: of the default width, in hidden units
+_UNITS_PER_OUTPUT, _MIN_WIDTH, _MAX_WIDTH = 4, 40, 128
 
 
 def width_of(output_dim: int, hidden_dim: int | None) -> int:
@@ -52,7 +52,7 @@ def width_of(output_dim: int, hidden_dim: int | None) -> int:
     """
     if hidden_dim is not None:
         return check_count("hidden_dim", hidden_dim)
-    return min(max(_LEAST, _UNITS_PER_OUTPUT * output_dim), _MOST)
+    return min(max(_MIN_WIDTH, _UNITS_PER_OUTPUT * output_dim), _MAX_WIDTH)
 
 
 class AutoregressiveStack(PackedModule, Generator):
@@ -93,7 +93,7 @@ class AutoregressiveStack(PackedModule, Generator):
         init_scale = check_number("init_scale", init_scale, above=0)
         self.hidden_dim, self.num_blocks = hidden_dim, check_count("num_blocks", num_blocks)
         self.num_steps = check_count("num_steps", num_steps, 0)
-        self.mixing = check_choice("mixing", mixing, ("auto", *INVERTIBLE))
+        self.mixing = check_choice("mixing", mixing, ("auto", *INVERTIBLE_KINDS))
         kind = default_kind(output_dim, invertible=True) if mixing == "auto" else mixing
         masks = masks_of(output_dim, hidden_dim, context_dim is not None)
         for name, mask in masks.items():
@@ -117,7 +117,7 @@ class AutoregressiveStack(PackedModule, Generator):
     @property
     def blocks(self) -> list[SimpleNamespace]:
         """The tensors of each block by name: views of :attr:`weights`, and the masks."""
-        masks = {f"mask_{place}": getattr(self, f"mask_{place}") for place in _PLACES}
+        masks = {f"mask_{place}": getattr(self, f"mask_{place}") for place in _MASKED_LAYERS}
         return [SimpleNamespace(**tensors, **masks) for tensors in self._numbered("blocks")]
 
     @property
@@ -174,7 +174,7 @@ class AutoregressiveStack(PackedModule, Generator):
         :param gradients: of each layer, from the first.
         :param torch.Tensor of_shift: shape ``(m,)``.
         """
-        masks = {f"weight_{place}": getattr(self, f"mask_{place}") for place in _PLACES}
+        masks = {f"weight_{place}": getattr(self, f"mask_{place}") for place in _MASKED_LAYERS}
         cuts = {"upper": lambda tensor: tensor.triu(1), "lower": lambda tensor: tensor.tril(-1)}
         found = []
         for name, shape in self._shapes.items():

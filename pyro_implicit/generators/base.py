@@ -18,7 +18,7 @@ from pyro_implicit.ops.logdet import half_log_det
 
 __all__ = ["Generator", "generator_class"]
 
-_CLASSES: dict[str, type[Generator]] = {}
+_CLASSES_BY_NAME: dict[str, type[Generator]] = {}
 
 
 class Generator(nn.Module, ABC):
@@ -51,7 +51,7 @@ class Generator(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "config" in vars(cls):
-            _CLASSES[cls.__name__] = cls
+            _CLASSES_BY_NAME[cls.__name__] = cls
 
     def __init__(self, noise_shape: Sequence[int], output_dim: int) -> None:
         super().__init__()
@@ -206,4 +206,4 @@ def generator_class(name: str) -> type[Generator] | None:
     :param str name: of a class of generators that tells its :meth:`Generator.config`.
     :returns: the class, or None if there is none of that name.
     """
-    return _CLASSES.get(name)
+    return _CLASSES_BY_NAME.get(name)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_number
 from pyro_implicit.exceptions import DensityError
-from pyro_implicit.generators.linear_maps import INVERTIBLE, default_kind
+from pyro_implicit.generators.linear_maps import INVERTIBLE_KINDS, default_kind
 from pyro_implicit.generators.residual import ResidualBlock, ResidualGenerator
 from pyro_implicit.ops.activations import largest_slope
 from pyro_implicit.ops.contraction import invert_block, spectral_norm
@@ -83,7 +83,7 @@ class BijectiveGenerator(ResidualGenerator):
     :raises ArgumentError: for values outside of these.
     """
 
-    _mixings = ("auto", *INVERTIBLE)
+    _mixings = ("auto", *INVERTIBLE_KINDS)
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from pyro_implicit._checks import check_counts, check_number
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.layout import (
-    FULL_NOISE,
+    MAX_LATENTS_WITH_FULL_NOISE,
     Shape,
     check_budget,
     check_pair,
@@ -96,7 +96,7 @@ class CMMNN(Generator):
         self.trunk = MatMulChain([first, *trunk], activation, linear_end=False)
         self.widths = split_columns(trunk[-1][1], sizes)
         rest = budget * total - count_parameters(self.trunk.shapes)
-        full = total <= min(FULL_NOISE, self.noise_dim)
+        full = total <= min(MAX_LATENTS_WITH_FULL_NOISE, self.noise_dim)
         self.branches = nn.ModuleList(
             MatMulChain(shapes, activation, linear_end=True, gain=self.init_scale)
             for shapes in plan_branches(trunk[-1][0], self.widths, sizes, rest, full)

@@ -23,7 +23,7 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["ConditionalAutoregressiveGenerator"]
 
-_WIDEST = 256  # units that read a context, by default
+_MAX_DEFAULT_READER_DIM = 256
 
 
 class ConditionalAutoregressiveGenerator(AutoregressiveStack):
@@ -70,7 +70,7 @@ class ConditionalAutoregressiveGenerator(AutoregressiveStack):
     ) -> None:
         m, k = check_count("output_dim", output_dim), check_count("context_dim", context_dim)
         width = width_of(m, hidden_dim)
-        reader = max(width, min(k, _WIDEST))
+        reader = max(width, min(k, _MAX_DEFAULT_READER_DIM))
         if reader_dim is not None:
             reader = check_count("reader_dim", reader_dim)
         layers = [nn.Linear(k, reader), nn.SiLU(), nn.Linear(reader, reader), nn.SiLU()]

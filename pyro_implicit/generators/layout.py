@@ -33,15 +33,15 @@ __all__ = [
 
 Shape = tuple[int, int]
 
-#: latents per noise entry of an automatic layout (65 x 65 noise for LeNet's 44 426 weights) ...
-LATENTS_PER_NOISE = 10
-#: ... and the longest side of its noise (the one of Uppal et al. 2023 for millions of weights)
+#: of an automatic layout (65 x 65 noise for LeNet's 44 426 weights)
+LATENTS_PER_NOISE_ENTRY = 10
+#: of an automatic layout, as of Uppal et al. 2023 for millions of weights
 MAX_NOISE_SIDE = 130
 #: hidden rows and columns that even a small branch has, beyond its share of the budget if need be
-MIN_BRANCH = 8
+MIN_BRANCH_SIDE = 8
 #: up to here noise entries are as many as latents, and no layer loses any, whatever the budget: a
 #: direction left out costs about log(1/sigma) nats, and a posterior that is far too narrow
-FULL_NOISE = 256
+MAX_LATENTS_WITH_FULL_NOISE = 256
 
 
 def check_budget(budget: Any) -> float:
@@ -99,11 +99,11 @@ def noise_side(output_dim: int, room: int | None = None) -> int:
     :param int output_dim: latents.
     :param int room: as if there were only so many of them (more than 256).
     """
-    if output_dim <= FULL_NOISE:
+    if output_dim <= MAX_LATENTS_WITH_FULL_NOISE:
         return math.isqrt(output_dim - 1) + 1
     room = output_dim if room is None else room
     least = min(8, math.isqrt(room))
-    return min(max(math.isqrt(room // LATENTS_PER_NOISE), least), MAX_NOISE_SIDE)
+    return min(max(math.isqrt(room // LATENTS_PER_NOISE_ENTRY), least), MAX_NOISE_SIDE)
 
 
 def hidden_size(first: Shape, last: Shape, parameters: float) -> int:
@@ -159,7 +159,7 @@ def plan_mmnn(
         return [noise_shape or (wish, wish), *hidden_shapes, last]
     first = noise_shape or (wish, wish)
     hidden = hidden_size(first, last, budget * output_dim)
-    if output_dim <= min(FULL_NOISE, first[0] * first[1]):
+    if output_dim <= min(MAX_LATENTS_WITH_FULL_NOISE, first[0] * first[1]):
         hidden = max(hidden, *first, *last)
     if noise_shape is None:
         side = min(wish, hidden)
@@ -192,7 +192,7 @@ def trunk_columns(first: Shape, sizes: Sequence[int]) -> int:
     :param sizes: latents of each group.
     """
     columns = 2 * max(first[1], len(sizes))
-    if sum(sizes) > min(FULL_NOISE, first[0] * first[1]):
+    if sum(sizes) > min(MAX_LATENTS_WITH_FULL_NOISE, first[0] * first[1]):
         return columns
     while any(first[0] * w < n for w, n in zip(split_columns(columns, sizes), sizes, strict=True)):
         columns += 1
@@ -222,7 +222,7 @@ def plan_branches(
     for index in sorted(range(len(sizes)), key=lambda i: sizes[i]):
         first, last = (rows, widths[index]), near_square(sizes[index])
         hidden = hidden_size(first, last, parameters * sizes[index] / left)
-        hidden = max(hidden, min(last[0], MIN_BRANCH))
+        hidden = max(hidden, min(last[0], MIN_BRANCH_SIDE))
         if full:
             hidden = max(hidden, rows, widths[index], *last)
         shapes[index] = [first, (hidden, hidden), last]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = [
-    "INVERTIBLE",
+    "INVERTIBLE_KINDS",
     "DiagonalMap",
     "FullMap",
     "LinearMap",
@@ -22,10 +22,9 @@ __all__ = [
     "linear_maps",
 ]
 
-#: the kinds that are never singular
-INVERTIBLE = ("diagonal", "triangular")
+INVERTIBLE_KINDS = ("diagonal", "triangular")
 #: up to here a matrix with all its entries is the default
-_FULL_UP_TO = 256
+_MAX_SIZE_OF_DEFAULT_FULL = 256
 
 
 class LinearMap(nn.Module, ABC):
@@ -249,7 +248,7 @@ class TriangularMap(LinearMap):
         return upcast(self.log_diagonal).sum()
 
 
-_KINDS: dict[str, type[LinearMap]] = {
+_CLASSES_BY_KIND: dict[str, type[LinearMap]] = {
     "diagonal": DiagonalMap,
     "low-rank": LowRankMap,
     "full": FullMap,
@@ -265,7 +264,7 @@ def linear_map(kind: str, size: int, scale: float = 1.0) -> LinearMap:
     :param int size: ``m``.
     :param float scale: the multiple of the identity that it starts as.
     """
-    return _KINDS[kind](size, scale)
+    return _CLASSES_BY_KIND[kind](size, scale)
 
 
 def linear_maps(kind: str, size: int, count: int, scale: float = 1.0) -> nn.ModuleList:
@@ -290,6 +289,6 @@ def default_kind(size: int, *, invertible: bool) -> str:
     :param bool invertible: whether no map may be singular, whatever its parameters.
     :returns: a matrix with all its entries up to 256, one with few above.
     """
-    if size <= _FULL_UP_TO:
+    if size <= _MAX_SIZE_OF_DEFAULT_FULL:
         return "triangular" if invertible else "full"
     return "diagonal" if invertible else "low-rank"

@@ -11,8 +11,8 @@ from pyro_implicit.generators.module import ModuleGenerator
 
 __all__ = ["NnjGenerator", "pushes_jacobians"]
 
-#: how a layer of StochMan multiplies a Jacobian by its own
-_PUSH = "_jacobian_wrt_input_mult_left_vec"
+#: by which a layer of StochMan multiplies a Jacobian by its own
+_PUSHING_METHOD = "_jacobian_wrt_input_mult_left_vec"
 
 
 class NnjGenerator(ModuleGenerator):
@@ -52,7 +52,7 @@ class NnjGenerator(ModuleGenerator):
                 "other module is a ModuleGenerator(module, noise_shape, output_dim)."
             )
         for name, layer in module.named_children():
-            if not hasattr(layer, _PUSH):
+            if not hasattr(layer, _PUSHING_METHOD):
                 raise LayerError(
                     f"layer {name!r} of the module, a {type(layer).__name__}, has no forward "
                     "Jacobian; use a layer of stochman.nnj, not nested, or ModuleGenerator(module, "
@@ -88,4 +88,4 @@ def pushes_jacobians(module: nn.Module) -> bool:
     kinds = [type(module), *map(type, module.children())]
     if type(module).__name__ != "Sequential" or kinds[0].__module__ != "stochman.nnj":
         return False
-    return all(hasattr(kind, _PUSH) and "Pool" not in kind.__name__ for kind in kinds[1:])
+    return all(hasattr(kind, _PUSHING_METHOD) and "Pool" not in kind.__name__ for kind in kinds[1:])

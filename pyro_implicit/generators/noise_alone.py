@@ -14,9 +14,9 @@ from pyro_implicit.generators.base import Generator
 
 __all__ = ["check_function_of_noise", "refuse_batch_statistics"]
 
-_MANY = 2**20  # numbers of two draws, above which one is held
-#: generators that were tried, with the mode (training or not) that they were in
-_TRIED: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
+_MAX_NUMBERS_OF_TWO_DRAWS = 2**20  # with more, one of the two is held
+#: generators that were tried, with their modes then (whether they were in training)
+_TRIED_MODES: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
 
 
 def refuse_batch_statistics(generator: Generator) -> None:
@@ -57,10 +57,10 @@ def check_function_of_noise(generator: Generator, like: Tensor) -> None:
         if layer.training and _is_random(layer):
             raise LayerError(_random(f"layer '{name}' ({type(layer).__name__})"))
     origin = generator.origin
-    if torch.compiler.is_compiling() or generator.training in _TRIED.get(origin, ()):
+    if torch.compiler.is_compiling() or generator.training in _TRIED_MODES.get(origin, ()):
         return
     _try(origin, like)
-    _TRIED.setdefault(origin, set()).add(generator.training)
+    _TRIED_MODES.setdefault(origin, set()).add(generator.training)
 
 
 def _is_random(layer: nn.Module) -> bool:
@@ -87,7 +87,7 @@ def _try(origin: Generator, like: Tensor) -> None:
     pair = torch.ones(2, *origin.noise_shape, dtype=like.dtype, device=like.device)
     pair = pair * pair.new_tensor([0.3, -0.7]).reshape(2, *[1] * len(origin.noise_shape))
     first = origin(pair)
-    if first.numel() > _MANY:
+    if first.numel() > _MAX_NUMBERS_OF_TWO_DRAWS:
         first = first[:1].clone()  # the memory of one draw in place of two
     if not bool(first.isfinite().all()):
         return  # a lost generator: the objective names the site

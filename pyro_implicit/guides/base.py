@@ -32,7 +32,7 @@ from pyro_implicit.guides.diverged import refuse_spoilt_draws
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.first_call import FirstCall
 from pyro_implicit.guides.held_data import HeldData
-from pyro_implicit.guides.initialization.auto import FULL, auto_start
+from pyro_implicit.guides.initialization.auto import MAX_LATENTS_FOR_HESSIAN, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.initialization.network import is_network
 from pyro_implicit.guides.initialization.prototype import (
@@ -60,12 +60,12 @@ from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 __all__ = ["ImplicitGuide"]
 
-_OR_GUIDE = ", or a fitted autoguide"
-_STARTS = ("auto", None, "mean-field", "laplace", "hessian", "ggn", "full-rank")
-#: deviation of the generator's own part where learned output noise begins as a Gaussian start
-_OWN_PART = 0.1
-#: deviation of output noise where nothing tells it
-_NOISE = 0.01
+_OTHER_CHOICE_OF_INIT_FROM = ", or a fitted autoguide"
+_INIT_FROM_CHOICES = ("auto", None, "mean-field", "laplace", "hessian", "ggn", "full-rank")
+#: in deviations of the Gaussian start, the rest of which learned output noise begins as
+_GENERATOR_SD_BESIDE_NOISE = 0.1
+#: where neither an argument nor a start tells the output noise
+_DEFAULT_OUTPUT_NOISE_SD = 0.01
 _Self = TypeVar("_Self", bound="ImplicitGuide")
 
 
@@ -148,7 +148,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             locate(model), create_plates=create_plates
         )
         if not isinstance(init_from, AutoGuide):
-            check_choice("init_from", init_from, _STARTS, _OR_GUIDE)
+            check_choice("init_from", init_from, _INIT_FROM_CHOICES, _OTHER_CHOICE_OF_INIT_FROM)
         # in lists: neither the other guide nor the model is a part of this one
         self._init_from = [init_from]
         self._bare_model: list[Any] = [model]
@@ -209,7 +209,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     def _own_scale(self, full_rank: bool) -> float:
         """The deviation that a preconditioned generator begins with: little where noise has it."""
-        return _OWN_PART if self._takes_noise(full_rank) else 1.0
+        return _GENERATOR_SD_BESIDE_NOISE if self._takes_noise(full_rank) else 1.0
 
     def _takes_noise(self, full_rank: bool) -> bool:
         """Whether output noise begins as the start's Gaussian, and the generator learns more."""
@@ -368,13 +368,13 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             generator = self._make_generator(start.loc.numel(), sites, False)
             start = replace(start, factor=torch.ones_like(start.loc))
         if found and self._init_from[0] == "auto":
-            start = start.padded(FULL)
+            start = start.padded(MAX_LATENTS_FOR_HESSIAN)
         noisy = self._takes_noise(generator.full_rank)
         unit = None
         if noisy and found:
             unit = start.deviations() if start.is_settled else torch.ones_like(start.loc)
         preconditioner = Preconditioner(start.loc, start.factor, unit)
-        begins = math.sqrt(1 - _OWN_PART**2) if found else start.guess
+        begins = math.sqrt(1 - _GENERATOR_SD_BESIDE_NOISE**2) if found else start.guess
         noise = self._noise(generator, begins if noisy else None)
         return Sampler(generator, preconditioner, *noise).to(start.loc)
 
@@ -385,7 +385,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
             return self._scale, learned
         if begins is not None:
             return begins, learned or "diagonal"
-        least = min(_NOISE, 0.1 * (self._init_scale or 1.0))  # little beside the first draws
+        # little beside the first draws
+        least = min(_DEFAULT_OUTPUT_NOISE_SD, 0.1 * (self._init_scale or 1.0))
         return 0.0 if generator.full_rank and not learned else least, learned
 
     def _follow(self, module: nn.Module) -> nn.Module:

@@ -20,11 +20,14 @@ from pyro_implicit.guides.latent_site import LatentSite
 
 __all__ = ["ConditionalHyperNetworkGuide"]
 
-_SMALL = 32  # latents of a row up to which increasing functions cost little beside the model
-#: the same where none is a matrix. With 50 latents a step of the linearised entropy takes a 34th of
-#: a perceptron's; networks of each row have the predictive loss, whose step takes ten times as long
-_MOST = 256
-_FLOW_SCALE = 0.5
+#: Latents of a row up to which the default generator is autoregressive, where one of the row's
+#: sites is a matrix (as in networks of each row): it costs little beside the model there.
+_MAX_FLOW_LATENTS_WITH_MATRIX = 32
+#: The same limit where no site is a matrix: with 50 latents a step of the linearised entropy takes
+#: a 34th of the time that it takes with a perceptron. Networks of each row have the predictive
+#: loss instead, whose step takes ten times as long.
+_MAX_FLOW_LATENTS = 256
+_FLOW_INIT_SCALE = 0.5  # as in pyro_implicit.guides.hypernetwork, which tells why
 
 
 class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
@@ -116,10 +119,11 @@ class ConditionalHyperNetworkGuide(ConditionalGuide, HyperNetworkGuide):
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
         is_asked = self._generator[0] is not None or not super()._is_free()
-        most = _SMALL if any(site.event_dim > 1 for site in sites) else _MOST
+        has_matrix = any(site.event_dim > 1 for site in sites)
+        most = _MAX_FLOW_LATENTS_WITH_MATRIX if has_matrix else _MAX_FLOW_LATENTS
         if is_asked or self.shared_noise or self._context_dim is None or output_dim > most:
             return super()._make_generator(output_dim, sites, preconditioned)
-        init_scale = self._init_scale or _FLOW_SCALE
+        init_scale = self._init_scale or _FLOW_INIT_SCALE
         generator = ConditionalAutoregressiveGenerator(
             output_dim, self._context_dim, init_scale=init_scale
         )

@@ -40,7 +40,7 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["ConditionalGuide"]
 
-_FLAGS = ("shared_noise", "model_chooses", "own_context")  # of a saved guide
+_FLAGS_IN_STATE = ("shared_noise", "model_chooses", "own_context")
 
 
 class ConditionalGuide(ImplicitGuide):
@@ -377,7 +377,7 @@ class ConditionalGuide(ImplicitGuide):
         saved = isinstance(state, dict) and state.get("sites") is not None
         if saved:
             dim = state.get("context_dim")
-            flags = {name: state.get(name) for name in _FLAGS}
+            flags = {name: state.get(name) for name in _FLAGS_IN_STATE}
             if type(dim) is not int or dim < 0 or any(type(f) is not bool for f in flags.values()):
                 notes = ", ".join(f"{name}={shown(flag)}" for name, flag in flags.items())
                 raise StateError(

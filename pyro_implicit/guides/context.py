@@ -12,7 +12,9 @@ from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 __all__ = ["check_context", "read_context"]
 
-_ARGUMENTS = re.compile(r"takes \d+ positional arguments? but \d+|unexpected keyword argument")
+_PATTERN_OF_ARGUMENT_ERRORS = re.compile(
+    r"takes \d+ positional arguments? but \d+|unexpected keyword argument"
+)
 
 
 def check_context(context: Any) -> None:
@@ -75,7 +77,7 @@ def _called(context: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         return context(*args, **kwargs)
     except (AttributeError, TypeError) as error:
-        if _ARGUMENTS.search(str(error)) is not None:
+        if _PATTERN_OF_ARGUMENT_ERRORS.search(str(error)) is not None:
             raise ArgumentError(
                 f"the context function of the guide does not take the model's arguments ({error}). "
                 "Write one that takes them all, context=lambda x, y=None: x for def model(x, "

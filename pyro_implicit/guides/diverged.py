@@ -11,7 +11,7 @@ from pyro_implicit.exceptions import NonFiniteError
 
 __all__ = ["refuse_diverged", "refuse_spoilt_draws"]
 
-_REMEDY = (
+_ADVICE_ON_DIVERGENCE = (
     "its training has diverged, and nothing can be told by it. Make a new guide and train it with "
     "a lower learning rate, or by fit(model, guide, ...), which goes back to good parameters."
 )
@@ -31,7 +31,8 @@ def refuse_diverged(guide: Any) -> None:
         for name, parameter in one.named_parameters():
             if not is_lazy(parameter) and bool(parameter.isnan().any()):
                 raise NonFiniteError(
-                    f"parameter {name!r} of the guide ({type(one).__name__}) is NaN: {_REMEDY}"
+                    f"parameter {name!r} of the guide ({type(one).__name__}) is NaN: "
+                    f"{_ADVICE_ON_DIVERGENCE}"
                 )
 
 
@@ -48,5 +49,5 @@ def refuse_spoilt_draws(draws: Tensor, guide: Any) -> None:
         refuse_diverged(guide)
         raise NonFiniteError(
             f"{bad} of {draws.numel()} numbers that {type(guide).__name__} drew are not finite: "
-            f"{_REMEDY}"
+            f"{_ADVICE_ON_DIVERGENCE}"
         )

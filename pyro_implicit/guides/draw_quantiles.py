@@ -14,8 +14,8 @@ from pyro_implicit._random import RandomStream
 
 __all__ = ["DrawQuantiles"]
 
-_LEVELS = "several numbers between 0 and 1, such as [0.05, 0.95]"
-_MOST = 2**23  # numbers at once
+_EXPECTED_QUANTILES = "several numbers between 0 and 1, such as [0.05, 0.95]"
+_MAX_NUMBERS_AT_ONCE = 2**23  # half of what torch.quantile takes
 
 
 class DrawQuantiles:
@@ -61,7 +61,7 @@ class DrawQuantiles:
         """
         if isinstance(quantiles, (np.ndarray, Tensor)):
             quantiles = quantiles.tolist()
-        check_instance("quantiles", quantiles, (list, tuple), _LEVELS)
+        check_instance("quantiles", quantiles, (list, tuple), _EXPECTED_QUANTILES)
         levels = [check_number("quantiles", one, minimum=0, maximum=1) for one in quantiles]
         with RandomStream(0):
             draws = self.sample(num_samples, *args, **kwargs)
@@ -71,6 +71,6 @@ class DrawQuantiles:
 def _quantiles(draws: Tensor, levels: list[float]) -> Tensor:
     """Quantiles over the first dimension, in parts: torch takes at most 2**24 numbers at once."""
     wanted = torch.tensor(levels).to(draws)
-    parts = draws.reshape(len(draws), -1).split(max(_MOST // len(draws), 1), -1)
+    parts = draws.reshape(len(draws), -1).split(max(_MAX_NUMBERS_AT_ONCE // len(draws), 1), -1)
     found = torch.cat([torch.quantile(part, wanted, dim=0) for part in parts], -1)
     return found.reshape(len(levels), *draws.shape[1:])

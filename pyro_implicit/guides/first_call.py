@@ -14,11 +14,12 @@ from pyro_implicit.guides.model_parameters import ModelParameters
 from pyro_implicit.guides.model_statistics import ModelStatistics
 from pyro_implicit.handlers.rows.same_rows import Fingerprint
 
-__all__ = ["FIRST_CALL", "FirstCall"]
+__all__ = ["FIRST_CALL_KEY", "FirstCall"]
 
-#: the entry of a guide's extra state
-FIRST_CALL = "first_call"
-_LIKE: dict[str, Any] = {
+#: the key of this entry of a guide's extra state
+FIRST_CALL_KEY = "first_call"
+#: what a saved state must be like, where None stands for anything
+_EXAMPLE_STATE: dict[str, Any] = {
     "shapes": [],
     "rows": None,
     "arguments": [],
@@ -77,7 +78,7 @@ class FirstCall:
         :returns: the same.
         :raises StateError: if it is anything else.
         """
-        check_like(state, _LIKE, FIRST_CALL)
+        check_like(state, _EXAMPLE_STATE, FIRST_CALL_KEY)
         sampled = state.get("sampled")  # which older states do not have, nor "names"
         held = HeldData.from_prints(
             {_print(one, "arguments") for one in state["arguments"] if one is not None},
@@ -100,7 +101,7 @@ class FirstCall:
 
 def _names(value: Any) -> list[str]:
     if not isinstance(value, list) or any(type(name) is not str for name in value):
-        raise StateError(f"names in {FIRST_CALL!r} of the state are {shown(value)}.")
+        raise StateError(f"names in {FIRST_CALL_KEY!r} of the state are {shown(value)}.")
     return value
 
 
@@ -112,15 +113,15 @@ def _shape(value: Any) -> Shape | None:
     if value is None:
         return None
     if not isinstance(value, (list, tuple)) or any(type(n) is not int or n < 0 for n in value):
-        raise StateError(f"a shape in {FIRST_CALL!r} of the state is {shown(value)}.")
+        raise StateError(f"a shape in {FIRST_CALL_KEY!r} of the state is {shown(value)}.")
     return tuple(value)
 
 
 def _print(value: Any, where: str) -> Fingerprint | None:
     if value is None:
         return None
-    check_like(value, [1, 1.0, 1.0, 1.0], f"{FIRST_CALL}[{where!r}]")
+    check_like(value, [1, 1.0, 1.0, 1.0], f"{FIRST_CALL_KEY}[{where!r}]")
     if len(value) != 4:
-        raise StateError(f"{where} in {FIRST_CALL!r} of the state has {shown(value)}.")
+        raise StateError(f"{where} in {FIRST_CALL_KEY!r} of the state has {shown(value)}.")
     count, total, squares, weighted = value
     return count, total, squares, weighted

@@ -25,18 +25,18 @@ from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["HyperNetworkGuide"]
 
-#: up to here as many noise dimensions as latents, and a linear map beside the network
-_SMALL = 256
-#: latents up to which other models than networks have a bijection: a perceptron's draws leave
+#: latents up to which there is as much noise as latents, and a linear map beside the network
+_MAX_LATENTS_WITH_FULL_NOISE = 256
+#: latents up to which models that are no networks have a bijection: a perceptron's draws leave
 #: scales that many latents share far too narrow (docs/results/panel.md)
-_FLOWING = 1024
-#: above, a dense last layer is what a step costs
-_LARGE = 10_000
+_MAX_FLOW_LATENTS = 1024
+#: latents up to which nothing is said; above, a dense last layer is most of what a step costs
+_MAX_LATENTS_WITHOUT_HINT = 10_000
 #: standard deviation that an autoregressive generator begins with: narrower it takes one side of a
 #: bent posterior, wider the first steps on a network are lost (docs/results/generators.md)
-_FLOW_SCALE = 0.5
+_FLOW_INIT_SCALE = 0.5
 
-_GENERATORS = (
+_EXPECTED_GENERATOR = (
     "a Generator, an nn.Module, or a callable that makes one from the number of outputs, e.g. "
     "generator=ResidualGenerator"
 )
@@ -131,7 +131,7 @@ class HyperNetworkGuide(ImplicitGuide):
                 "the number of outputs, e.g. generator=ResidualGenerator, not one module."
             )
         if generator is not None:
-            check_callable("generator", generator, _GENERATORS)
+            check_callable("generator", generator, _EXPECTED_GENERATOR)
         if noise_dim is not None:
             noise_dim = check_count("noise_dim", noise_dim)
         if hidden_dims is not None:
@@ -173,20 +173,21 @@ class HyperNetworkGuide(ImplicitGuide):
 
     def _num_inputs(self, output_dim: int) -> int:
         """The number of inputs of the perceptron."""
-        return self._noise_dim or (output_dim if output_dim <= _SMALL else 100)
+        is_full = output_dim <= _MAX_LATENTS_WITH_FULL_NOISE
+        return self._noise_dim or (output_dim if is_full else 100)
 
     def _flows(self, output_dim: int) -> bool:
         """Whether latents get a bijection where nobody has named a generator."""
-        if not self._is_free() or output_dim > _FLOWING:
+        if not self._is_free() or output_dim > _MAX_FLOW_LATENTS:
             return False
-        return output_dim <= _SMALL or not self._is_network
+        return output_dim <= _MAX_LATENTS_WITH_FULL_NOISE or not self._is_network
 
     def _make_generator(
         self, output_dim: int, sites: list[LatentSite], preconditioned: bool
     ) -> Generator:
-        kind, small = self._generator[0], output_dim <= _SMALL
+        kind, small = self._generator[0], output_dim <= _MAX_LATENTS_WITH_FULL_NOISE
         flows = kind is AutoregressiveGenerator or (kind is None and self._flows(output_dim))
-        own_scale = self._guessed or (_FLOW_SCALE if flows else 0.1)
+        own_scale = self._guessed or (_FLOW_INIT_SCALE if flows else 0.1)
         init_scale = 1.0 if preconditioned else self._init_scale or own_scale
         if kind in (AutoregressiveGenerator, BijectiveGenerator, ResidualGenerator):
             generator: Generator = kind(output_dim, init_scale=init_scale)
@@ -197,7 +198,7 @@ class HyperNetworkGuide(ImplicitGuide):
         if flows:
             return AutoregressiveGenerator(output_dim, init_scale=init_scale)
         hidden_dims, num_inputs = (40, 40) if small else (100,), self._num_inputs(output_dim)
-        if output_dim > _LARGE and self._hidden_dims is None:
+        if output_dim > _MAX_LATENTS_WITHOUT_HINT and self._hidden_dims is None:
             hint(
                 "default guide",
                 f"the default generator of {output_dim} latents has more than "

@@ -31,7 +31,7 @@ from pyro_implicit.ops.activations import get_activation
 __all__ = ["CMMNNGuide", "MMNNGuide"]
 
 
-_INIT_SCALE = 0.05
+_DEFAULT_INIT_SCALE = 0.05
 
 
 class _MatMulGuide(ImplicitGuide):
@@ -69,7 +69,7 @@ class _MatMulGuide(ImplicitGuide):
         return replace(start, factor=torch.cat(parts))
 
     def _layout(self, preconditioned: bool) -> dict[str, Any]:
-        init_scale = self._init_scale or self._guessed or _INIT_SCALE
+        init_scale = self._init_scale or self._guessed or _DEFAULT_INIT_SCALE
         if preconditioned:
             init_scale = self._own_scale(full_rank=False)
         return {

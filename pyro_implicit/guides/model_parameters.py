@@ -18,14 +18,14 @@ from pyro_implicit.handlers.rows.same_rows import Fingerprint, are_alike, finger
 
 __all__ = ["ModelParameters", "WatchedParameters"]
 
-_SHOWN = 4
-_LOST_PARAMETERS = (
+_MAX_NAMES_SHOWN = 4
+_WARNING_OF_LOST_PARAMETERS = (
     "the model's parameters {} have the values that they begin with, not those of "
     "the guide's fit: they are the model's, and no part of the guide's state. "
     "Save and load them beside it: pyro.get_param_store().save(path) and .load(path) "
     "before the first call; for a network, save_state(net.state_dict(), path)."
 )
-_LOST_STATISTICS = (
+_WARNING_OF_LOST_STATISTICS = (
     "{} of the model are not what they were when the guide was "
     "saved: running statistics are the network's, and no part of the guide's state. Save "
     "and load them beside it: save_state(net.state_dict(), path), "
@@ -102,9 +102,9 @@ class WatchedParameters:
         found = moved_since_fit(self._guide)
         lost = self._lost_statistics()
         if lost:
-            found.append(_LOST_STATISTICS.format(few_of(lost, _SHOWN)))
+            found.append(_WARNING_OF_LOST_STATISTICS.format(few_of(lost, _MAX_NAMES_SHOWN)))
         names = sorted({name for known in self._known.values() for name in self._lost(known)})
-        return [*found, _LOST_PARAMETERS.format(names)] if names else found
+        return [*found, _WARNING_OF_LOST_PARAMETERS.format(names)] if names else found
 
     def remember(self) -> None:
         """Takes parameters as they are now for those of the fit, where a state told of others."""

@@ -14,8 +14,9 @@ from pyro_implicit.handlers.rows.same_rows import Fingerprint, are_alike, finger
 
 __all__ = ["ModelStatistics"]
 
-_FEW = 10_000  # numbers of each of the guide's parameters that tell whether it was trained since
-_OF = " of "
+#: of the guide's parameters, looked at to tell whether it was trained since
+_MAX_NUMBERS_PER_PARAMETER = 10_000
+_SEPARATOR = " of "  # between the names of a statistic and of its network
 _Found = dict[str, Fingerprint]
 
 
@@ -99,7 +100,8 @@ class ModelStatistics:
         for name, reference in self._networks:
             network = reference()
             if network is not None:
-                found |= {f"{n}{_OF}{name}": one for n, one in _statistics_of(network).items()}
+                statistics = _statistics_of(network).items()
+                found |= {f"{n}{_SEPARATOR}{name}": one for n, one in statistics}
         return found
 
     def lost(self, called: Iterable[nn.Module]) -> list[str]:
@@ -131,7 +133,7 @@ def _by_class(found: _Found) -> dict[str, dict[str, _Found]]:
     """By the class of a network, and by its name."""
     sorted_out: dict[str, dict[str, _Found]] = defaultdict(lambda: defaultdict(dict))
     for key, one in found.items():
-        statistic, _, network = key.partition(_OF)
+        statistic, _, network = key.partition(_SEPARATOR)
         sorted_out[network.partition(" ")[0]][network][statistic] = one
     return sorted_out
 
@@ -143,7 +145,9 @@ def _fewest(lists: list[list[str]]) -> list[str]:
 def _others(name: str, now: _Found, before: _Found) -> list[str]:
     """Names of what is not alike."""
     return [
-        f"{n}{_OF}{name}" for n, one in before.items() if n in now and not are_alike(now[n], one)
+        f"{n}{_SEPARATOR}{name}"
+        for n, one in before.items()
+        if n in now and not are_alike(now[n], one)
     ]
 
 
@@ -167,5 +171,6 @@ def _parameters_of(guide: nn.Module) -> _Found:
 
 
 def _likeness(tensors: Mapping[str, Tensor]) -> _Found:
-    found = {n: fingerprint((v.detach().reshape(-1)[:_FEW],)) for n, v in tensors.items()}
+    parts = {n: v.detach().reshape(-1)[:_MAX_NUMBERS_PER_PARAMETER] for n, v in tensors.items()}
+    found = {name: fingerprint((part,)) for name, part in parts.items()}
     return {name: one for name, one in found.items() if one is not None}

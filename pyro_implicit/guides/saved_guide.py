@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyro_implicit._checks import check_flag, check_state
 from pyro_implicit._plain import as_state_error
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.guides.first_call import FIRST_CALL, FirstCall
+from pyro_implicit.guides.first_call import FIRST_CALL_KEY, FirstCall
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.saved_state import (
     STATE_VERSION,
@@ -83,7 +83,7 @@ class SavedGuide(AutoGuide):
             "parts": [list(part) for part in self._parts],
             "sites": [site.to_state() for site in self._sites],
             "samplers": [self._sampler_state(sampler) for _, _, sampler in self._groups()],
-            FIRST_CALL: None if known is None else known.to_state(),
+            FIRST_CALL_KEY: None if known is None else known.to_state(),
         }
 
     def set_extra_state(self, state: Any) -> None:
@@ -100,7 +100,7 @@ class SavedGuide(AutoGuide):
         if state["sites"] is None:
             return
         check_structure(state)
-        known = state.get(FIRST_CALL)
+        known = state.get(FIRST_CALL_KEY)
         call = None if known is None else FirstCall.from_state(known)
         if self._sites is not None:
             check_same(state, self.get_extra_state())

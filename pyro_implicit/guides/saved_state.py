@@ -12,7 +12,7 @@ from pyro_implicit._checks import shown
 from pyro_implicit._plain import check_like, first_difference
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.generators.packed import with_packed
-from pyro_implicit.guides.first_call import FIRST_CALL
+from pyro_implicit.guides.first_call import FIRST_CALL_KEY
 from pyro_implicit.guides.parts import divide
 
 __all__ = [
@@ -26,14 +26,14 @@ __all__ = [
     "check_version",
 ]
 
-#: of what a guide's ``get_extra_state`` returns
+#: of the format of a guide's ``get_extra_state``
 STATE_VERSION = 2
-_SITE = {"name": "", "shape": [], "event_dim": 0, "support": {}, "frames": []}
-_FRAME = ["", -1, 1, 1]
-#: of a generator's options those that only its start depends on; shapes are those of the tensors
-_START_ONLY = ("init_scale", "budget")
-#: beyond the number of entries of all tensors, what an option may be
-_SLACK = 10_000
+_EXAMPLE_SITE = {"name": "", "shape": [], "event_dim": 0, "support": {}, "frames": []}
+_EXAMPLE_FRAME = ["", -1, 1, 1]
+#: options of a generator that only its start depends on, so that another guide's may differ
+_START_ONLY_OPTIONS = ("init_scale", "budget")
+#: by how much a number among the options may exceed the number of entries of all tensors
+_MAX_OPTION_BEYOND_NUMEL = 10_000
 
 
 def check_version(state: Any, guide: str) -> None:
@@ -74,13 +74,13 @@ def check_structure(state: dict[str, Any]) -> None:
     check_like(state, {"guide": "", "parts": [], "sites": [], "samplers": []}, "the guide's state")
     for i, site in enumerate(state["sites"]):
         where = f"sites[{i}]"
-        check_like(site, _SITE, where)
+        check_like(site, _EXAMPLE_SITE, where)
         _check_counts([*site["shape"], site["event_dim"]], where)
         if None in site.values() or site["event_dim"] > len(site["shape"]):
             raise StateError(f"{where} of the state contradicts itself: {shown(site)}.")
         for frame in site["frames"]:
-            check_like(frame, _FRAME, f"{where}['frames']")
-            if len(frame) != len(_FRAME) or type(frame[1]) is not int or frame[1] >= 0:
+            check_like(frame, _EXAMPLE_FRAME, f"{where}['frames']")
+            if len(frame) != len(_EXAMPLE_FRAME) or type(frame[1]) is not int or frame[1] >= 0:
                 raise StateError(f"{where} of the state has the plate {shown(frame)}.")
             _check_counts(frame[2:], where)
     for part in state["parts"]:
@@ -139,7 +139,7 @@ def check_same(found: dict[str, Any], own: dict[str, Any]) -> None:
     names, mine = ([site["name"] for site in state["sites"]] for state in (found, own))
     if names != mine:
         raise StateError(f"the state has sites {names}; this guide has {mine}.")
-    notes = first_difference(_function(found), _function(own), but=(FIRST_CALL,))
+    notes = first_difference(_function(found), _function(own), but=(FIRST_CALL_KEY,))
     if notes:
         raise StateError(
             f"the state is of another {guide}: {notes}. Make the guide with the same arguments, or "
@@ -155,7 +155,7 @@ def _function(state: dict[str, Any]) -> dict[str, Any]:
         if sampler.get("learn_scale"):
             sampler["scale"] = "learned"
         for options in (sampler, sampler.get("generator")):
-            for name in _START_ONLY:
+            for name in _START_ONLY_OPTIONS:
                 (options or {}).pop(name, None)
     for site in state["sites"]:
         # a conditional guide serves any number of rows; others have it in the shape
@@ -175,7 +175,7 @@ def check_justified(guide: Any, state: dict[str, Any], tensors: dict[str, Any]) 
     for i, sampler in enumerate(state["samplers"]):
         begin = f"_samplers.{i}."
         mine = {k.removeprefix(begin): v for k, v in tensors.items() if k.startswith(begin)}
-        most = sum(value.numel() for value in mine.values()) + _SLACK
+        most = sum(value.numel() for value in mine.values()) + _MAX_OPTION_BEYOND_NUMEL
         _check_numbers(sampler, most, f"samplers[{i}]")
         dim = sampler["output_dim"]
         loc = mine.get("preconditioner.loc", mine.get("loc"))

@@ -18,10 +18,9 @@ from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_site
 from pyro_implicit.handlers.rows.row_coupling import can_be_looked_at
 from pyro_implicit.ops.graphs.same_bits import same_bits
 
-__all__ = ["TOLD_ONCE", "warning_of_seen_observations"]
+__all__ = ["BEGIN_OF_WARNING", "warning_of_seen_observations"]
 
-#: how the warning begins
-TOLD_ONCE = "the guide makes its latents from what"
+BEGIN_OF_WARNING = "the guide makes its latents from what"
 
 
 @torch.no_grad()
@@ -63,10 +62,10 @@ def warning_of_seen_observations(
     except Exception:  # what is wrong with a call is told by the call itself
         return None
     return (
-        f"{TOLD_ONCE} [{few_of(list(map(repr, names)))}] observes, which is then scored by them: "
-        "this tells how well data are reconstructed that were seen, and predicts nothing; it may "
-        "be above the evidence. For the evidence of new rows write -IWAE(100).loss(model, guide, "
-        "...), of pyro_implicit.objectives, and divide it by the size of the plate; "
+        f"{BEGIN_OF_WARNING} [{few_of(list(map(repr, names)))}] observes, which is then scored by "
+        "them: this tells how well data are reconstructed that were seen, and predicts nothing; it "
+        "may be above the evidence. For the evidence of new rows write -IWAE(100).loss(model, "
+        "guide, ...), of pyro_implicit.objectives, and divide it by the size of the plate; "
         "for predictions a context of the inputs alone."
     )
 

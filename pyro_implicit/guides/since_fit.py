@@ -25,10 +25,11 @@ __all__ = [
     "was_trained",
 ]
 
-_FEW = 10_000  # numbers of each of the guide's parameters that tell whether it was trained since
-_MOST = 20_000_000  # numbers of a model's networks that are looked at
-_SHOWN = 4
-_REPLACED = (
+#: of the guide's parameters, looked at to tell whether it was trained since
+_MAX_NUMBERS_PER_PARAMETER = 10_000
+_MAX_NUMBERS_OF_NETWORKS = 20_000_000  # of a model; larger networks are not looked at
+_MAX_NAMES_SHOWN = 4
+_WARNING_OF_REPLACEMENT = (
     "this guide has the parameters of another guide of the same class by now, and draws "
     "are of that one's posterior: Pyro's store knows both by one name, and a guide takes "
     "what it finds there. Its own are lost. Fit it again, and write "
@@ -50,8 +51,9 @@ class _Fit:
         networks, self._names = run()
         size = sum(value.numel() for network in networks for _, value in _tensors_of(network))
         pairs = zip(names_of(networks), networks, strict=True)
+        references = [(n, weakref.ref(one)) for n, one in pairs]
         #: networks that the model calls
-        self._networks = [(n, weakref.ref(one)) for n, one in pairs] if size <= _MOST else []
+        self._networks = references if size <= _MAX_NUMBERS_OF_NETWORKS else []
         before = self._tensors()
         _know_networks(guide, run()[0])
         after = self._tensors()  # what a run moves by itself tells nothing
@@ -173,17 +175,18 @@ def replaced_since_fit(guide: Any) -> list[str]:
     :param guide: any guide.
     :returns: at most one text.
     """
-    return [_REPLACED] if any(fit.is_replaced(one) for one, fit in _fits_in(guide)) else []
+    is_replaced = any(fit.is_replaced(one) for one, fit in _fits_in(guide))
+    return [_WARNING_OF_REPLACEMENT] if is_replaced else []
 
 
 def _described(guide: Any, fit: _Fit) -> list[str]:
     if fit.is_replaced(guide):
-        return [_REPLACED]
+        return [_WARNING_OF_REPLACEMENT]
     moved = fit.moved(guide)
     if not moved:
         return []
     return [
-        f"{few_of(moved, _SHOWN)} of the model are not what they were when {fit.end}: "
+        f"{few_of(moved, _MAX_NAMES_SHOWN)} of the model are not what they were when {fit.end}: "
         "something moved them since, such as another fit of the same model, and the values of now "
         "are used. Give each fit a network of its own (copy.deepcopy) and parameters with names of "
         f"their own, or {fit.again}."
@@ -234,7 +237,8 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _like_parameters(guide: Any) -> list[Fingerprint | None]:
-    return [_like(value.detach().reshape(-1)[:_FEW]) for value in _parameters_of(guide)]
+    flat = [value.detach().reshape(-1) for value in _parameters_of(guide)]
+    return [_like(one[:_MAX_NUMBERS_PER_PARAMETER]) for one in flat]
 
 
 def _like(value: Tensor) -> Fingerprint | None:

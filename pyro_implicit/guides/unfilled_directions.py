@@ -14,9 +14,10 @@ from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["Unfilled", "unfilled"]
 
-_DRAWS = 64
-_THIN = 0.1  # output noise of so small a part of the spread fills nothing
-_MOST_LATENTS = 10_000  # of a sampler: draws of more are dear
+_NUM_SPREAD_DRAWS = 64
+#: output noise that is a smaller part of the latents' spread fills nothing
+_MIN_FILLING_NOISE_SHARE = 0.1
+_MAX_LATENTS_OF_SAMPLER = 10_000  # draws of more are dear
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def unfilled(samplers: Iterable[Any]) -> Unfilled | None:
     for sampler in samplers:
         m, d = sampler.generator.output_dim, sampler.generator.noise_dim
         latents += m
-        if d >= m or m > _MOST_LATENTS or is_zero(sampler.scale):
+        if d >= m or m > _MAX_LATENTS_OF_SAMPLER or is_zero(sampler.scale):
             continue
         share = float((_noise(sampler) / _spread(sampler)).median())
-        if share < _THIN:
+        if share < _MIN_FILLING_NOISE_SHARE:
             directions, shares = directions + m - d, [*shares, share]
     return Unfilled(directions, latents, min(shares)) if directions else None
 
@@ -81,5 +82,5 @@ def _noise(sampler: Sampler) -> Tensor:
 
 def _spread(sampler: Sampler) -> Tensor:
     """The deviation of each latent, shape ``(m,)``."""
-    spread: Tensor = sampler.distribution().sample((_DRAWS,)).std(0)
+    spread: Tensor = sampler.distribution().sample((_NUM_SPREAD_DRAWS,)).std(0)
     return spread.clamp(min=1e-30)

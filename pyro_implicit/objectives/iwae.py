@@ -25,7 +25,7 @@ from pyro_implicit.objectives.particle_objective import ParticleObjective, Terms
 from pyro_implicit.objectives.particles.particle import Particle, Reads
 from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
 from pyro_implicit.objectives.semi_implicit import SemiImplicitELBO
-from pyro_implicit.ops.alpha_energy import LEAST_POWER, log_power_mean
+from pyro_implicit.ops.alpha_energy import MIN_POWER, log_power_mean
 
 __all__ = ["IWAE"]
 
@@ -126,7 +126,7 @@ class IWAE(ParticleObjective):
         """
         rows = _common_plates(batch.particles[0])
         power = 1 - self.alpha
-        if power < LEAST_POWER or len(batch) == 1:
+        if power < MIN_POWER or len(batch) == 1:
             return {"log_evidence": self._log_weights(batch, {}, is_sum=True).mean()}
         _check_all_rows(batch.particles[0], rows)
         times = 1.0

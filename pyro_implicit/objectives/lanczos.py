@@ -28,7 +28,7 @@ from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import rest_of_entropy, scaled_jacobian
 from pyro_implicit.ops.lanczos import (
-    PROBES,
+    PROBE_KINDS,
     LanczosQuadrature,
     draw_probes,
     gradient_surrogate,
@@ -146,7 +146,7 @@ class LanczosELBO(ImplicitELBO):
         self.num_probes = check_count("num_probes", num_probes)
         self.rule = check_choice("rule", rule, _QUADRATURE_RULES)
         self.entropy_every = check_count("entropy_every", entropy_every)
-        self.probes = check_choice("probes", probes, PROBES)
+        self.probes = check_choice("probes", probes, PROBE_KINDS)
         self.watch_folds = check_count("watch_folds", watch_folds, 0)
         self._watch = FoldWatch()
         self._forget()

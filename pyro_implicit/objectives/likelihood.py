@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.particles.mixture_weights import weights_of_rows
 from pyro_implicit.objectives.particles.particle_batch import ParticleBatch
-from pyro_implicit.ops.alpha_energy import LEAST_POWER, log_power_mean
+from pyro_implicit.ops.alpha_energy import MIN_POWER, log_power_mean
 
 __all__ = ["batch_log_predictive", "log_predictive"]
 
@@ -36,7 +36,7 @@ def log_predictive(batch: ParticleBatch, power: float = 1.0) -> Tensor:
     groups: dict[Any, list[str]] = {}
     for name, node in particles[0].observed_nodes.items():
         groups.setdefault(_datum_key(node), []).append(name)
-    total, power = batch.new_zeros(), max(power, LEAST_POWER)
+    total, power = batch.new_zeros(), max(power, MIN_POWER)
     for names in groups.values():
         draws: list[Any] = [
             sum(_masked_log_prob(p.model.nodes[name]) for name in names) for p in particles

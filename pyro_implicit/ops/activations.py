@@ -17,8 +17,8 @@ __all__ = ["ACTIVATIONS", "Activation", "get_activation", "largest_slope", "valu
 #: a function and its slope
 Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
-#: entries from which exponentials on a CPU are dearer than a few more operations
-_MANY = 4096
+#: of a tensor on a CPU: with as many, ``exp`` and a few more operations are cheaper than ``expm1``
+_MIN_ENTRIES_FOR_FAST_EXP = 4096
 
 
 def _elu(x: Tensor) -> Tensor:
@@ -41,7 +41,9 @@ def _elu_with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _exponentiates_fast(x: Tensor) -> bool:
     """Whether ``exp`` is worth a subtraction: not for few numbers, and not in half precision."""
-    return x.device.type == "cpu" and x.dtype.itemsize >= 4 and x.numel() >= _MANY
+    return (
+        x.device.type == "cpu" and x.dtype.itemsize >= 4 and x.numel() >= _MIN_ENTRIES_FOR_FAST_EXP
+    )
 
 
 def _tanh_with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,8 +90,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": (torch.tanh, _tanh_slope),
 }
 
-#: function -> it and its slope, where they share their work
-_TOGETHER = {_elu: _elu_with_slope, torch.tanh: _tanh_with_slope}
+#: functions that share work with their slopes; those by which they are evaluated together
+_TOGETHER_WITH_SLOPE = {_elu: _elu_with_slope, torch.tanh: _tanh_with_slope}
 
 
 def value_and_slope(activation: Activation, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +103,7 @@ def value_and_slope(activation: Activation, x: Tensor) -> tuple[Tensor, Tensor]:
     :returns: both, of the shape of ``x``.
     """
     function, derivative = activation
-    together = _TOGETHER.get(function)
+    together = _TOGETHER_WITH_SLOPE.get(function)
     return (function(x), derivative(x)) if together is None else together(x)
 
 
@@ -121,8 +123,8 @@ def get_activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-#: the largest absolute slope, where it is not 1, rounded up
-_STEEPER = {"gelu": 1.12893, "silu": 1.09984}
+#: absolute, rounded up; those of all other activations are 1
+_LARGEST_SLOPES = {"gelu": 1.12893, "silu": 1.09984}
 
 
 def largest_slope(name: str) -> float:
@@ -134,4 +136,4 @@ def largest_slope(name: str) -> float:
     :raises ArgumentError: for an unknown name.
     """
     get_activation(name)
-    return _STEEPER.get(name, 1.0)
+    return _LARGEST_SLOPES.get(name, 1.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 __all__ = ["AdamDirection"]
 
-_SMALLEST = 1e-8  # added to the root
+_EPSILON = 1e-8  # the default of torch.optim.Adam
 
 
 class AdamDirection:
@@ -39,5 +39,5 @@ class AdamDirection:
         self.count += 1
         self.mean = 0.9 * self.mean.to(gradient) + 0.1 * gradient
         self.square = 0.99 * self.square.to(gradient) + 0.01 * gradient.square()
-        root = (self.square / (1 - 0.99**self.count)).sqrt() + _SMALLEST
+        root = (self.square / (1 - 0.99**self.count)).sqrt() + _EPSILON
         return self.mean / (1 - 0.9**self.count) / root

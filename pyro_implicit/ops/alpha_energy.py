@@ -13,10 +13,10 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["LEAST_POWER", "log_power_mean", "normal_alpha_energy"]
+__all__ = ["MIN_POWER", "log_power_mean", "normal_alpha_energy"]
 
-#: powers below it are it: what they change is far below rounding, and float32 still holds it
-LEAST_POWER = 1e-18
+#: what a smaller power changes is far below rounding, and float32 still holds this one
+MIN_POWER = 1e-18
 
 
 def log_power_mean(log_values: Tensor, power: float) -> Tensor:
@@ -28,7 +28,7 @@ def log_power_mean(log_values: Tensor, power: float) -> Tensor:
     rounding.
 
     :param torch.Tensor log_values: :math:`\log p_s`, draws in front, shape ``(S, *batch)``.
-    :param float power: :math:`\alpha`, at least :data:`LEAST_POWER`.
+    :param float power: :math:`\alpha`, at least :data:`MIN_POWER`.
     :returns: shape ``batch``; at least in single precision unless ``power`` is 1.
     """
     count = math.log(log_values.shape[0])  # theory/predictive.md (log-power-mean)
@@ -68,6 +68,6 @@ def normal_alpha_energy(
     :returns: one value for each datum, of the shape of all four together.
     """
     ratio = variance / noise_variance  # theory/processes.md (process-alpha-energy)
-    spread = ratio if alpha < LEAST_POWER else torch.log1p(alpha * ratio) / alpha
+    spread = ratio if alpha < MIN_POWER else torch.log1p(alpha * ratio) / alpha
     square = (value - mean).square() / (noise_variance * (1 + alpha * ratio))
     return -0.5 * ((2 * torch.pi * noise_variance).log() + spread + square)

@@ -9,10 +9,9 @@ from pyro_implicit.ops.logdet import is_zero, upcast
 
 __all__ = ["det_sign"]
 
-#: error of a row that is allowed for, in units of the precision it was computed in
-_ROUNDING = 100
-#: the same, in standard deviations of the output noise
-_NOISE = 10
+# Errors that a row of the matrix is allowed for.
+_ROUNDING_ERROR_IN_EPS = 100  # relative, in epsilons of the dtype that it was computed in
+_ERROR_IN_NOISE_SDS = 10  # absolute, where there is output noise
 
 
 def det_sign(matrix: Tensor, scale: float | Tensor = 0.0) -> Tensor:
@@ -32,10 +31,10 @@ def det_sign(matrix: Tensor, scale: float | Tensor = 0.0) -> Tensor:
     wide = upcast(matrix)
     if m != d:
         return wide.new_zeros(wide.shape[:-2])
-    floor = _ROUNDING * torch.finfo(matrix.dtype).eps * wide.norm(dim=-1)
+    floor = _ROUNDING_ERROR_IN_EPS * torch.finfo(matrix.dtype).eps * wide.norm(dim=-1)
     if not is_zero(scale):
         noise = torch.as_tensor(scale, dtype=wide.dtype, device=wide.device)
-        floor = torch.maximum(floor, (_NOISE * noise).expand(m))
+        floor = torch.maximum(floor, (_ERROR_IN_NOISE_SDS * noise).expand(m))
     usable = wide.isfinite().all(-1).all(-1) & (floor > 0).all(-1)
     identity = torch.eye(m, dtype=wide.dtype, device=wide.device)
     units = wide / floor.clamp(min=torch.finfo(wide.dtype).tiny)[..., None]

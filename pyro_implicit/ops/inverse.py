@@ -13,8 +13,7 @@ from pyro_implicit.exceptions import NonFiniteError
 
 __all__ = ["Inversion", "check_reached", "first_order", "result_dtype"]
 
-#: the error of an inverse, relative to the values, that is taken for none
-_REACHED = 1e-6
+_MAX_RELATIVE_ERROR = 1e-6  # to the values, of an inverse that is taken for exact
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def check_reached(rest: Tensor, goal: Tensor) -> None:
         return
     size = 1 + goal.abs().amax(-1)
     worst = float((rest.abs().amax(-1) / size).max())
-    if not worst <= _REACHED:
+    if not worst <= _MAX_RELATIVE_ERROR:
         raise NonFiniteError(
             f"the inverse was not found: the noise leads to values that are off by {worst:.2g} of "
             "their size. The map is too ill-conditioned there, or the values are far outside of "

@@ -30,7 +30,7 @@ from pyro_implicit.ops.semi_implicit import Proposal, gauss_newton_proposal, gau
 
 __all__ = ["DensityEstimate", "Map", "density_by_preimages", "density_by_sampling", "spread_starts"]
 
-NEAREST = 64  # candidates among which the starts are chosen
+NUM_NEAREST_CANDIDATES = 64  # to each point, among which its starts are chosen
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def spread_starts(
     images = generator.value(noise)
     spread = images.std(0).clamp(min=torch.finfo(points.dtype).tiny)
     distances = squared_distances(points / spread, images / spread)
-    nearest = distances.topk(NEAREST, largest=False).indices  # (n, NEAREST), nearest first
+    # (n, NUM_NEAREST_CANDIDATES), nearest first
+    nearest = distances.topk(NUM_NEAREST_CANDIDATES, largest=False).indices
     candidates = noise[nearest]
     chosen = [candidates[:, 0]]
     apart = (candidates - chosen[0][:, None]).square().sum(-1)

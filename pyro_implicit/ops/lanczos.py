@@ -33,7 +33,7 @@ from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.scaled_jacobian import ScaledJacobian, eigh_or_nan
 
 __all__ = [
-    "PROBES",
+    "PROBE_KINDS",
     "GradientPairs",
     "LanczosQuadrature",
     "draw_probes",
@@ -41,10 +41,12 @@ __all__ = [
     "lanczos_quadrature",
 ]
 
-#: kinds of probes, see :func:`draw_probes`
-PROBES = ("orthogonal", "rademacher")
-_KEPT = 2**22  # entries of all products with M up to which they are kept (LeNet: 220 000 a draw)
-_TRACED = 2**18  # and up to which what they met on the way is kept too: four times as many
+#: see :func:`draw_probes`
+PROBE_KINDS = ("orthogonal", "rademacher")
+#: of all products with M, up to which they are kept (LeNet: 220 000 a draw)
+_MAX_KEPT_ENTRIES = 2**22
+#: the same for what these products met on the way, which is four times as much
+_MAX_TRACED_ENTRIES = 2**18
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ def draw_probes(kind: str, num_probes: int, jacobian: ScaledJacobian) -> Tensor:
     :returns: shape ``(P, ..., n)``.
     :raises ArgumentError: for another kind.
     """
-    if kind not in PROBES:
-        raise ArgumentError(f"probes={kind!r}; expected one of {', '.join(PROBES)}.")
+    if kind not in PROBE_KINDS:
+        raise ArgumentError(f"probes={kind!r}; expected one of {', '.join(PROBE_KINDS)}.")
     shape = (num_probes, *jacobian.batch_shape, jacobian.size)
     noise = torch.randn(shape, dtype=jacobian.dtype, device=jacobian.device)
     if kind == "rademacher":
@@ -275,7 +277,7 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     left, right = pairs.left.detach(), pairs.right.detach()
     if pairs.kept is not None:
         return jacobian.pairing(left.flatten(0, 1), *pairs.kept) / len(left)
-    if left.numel() > _KEPT:  # one after the other, in less memory
+    if left.numel() > _MAX_KEPT_ENTRIES:  # one after the other, in less memory
         parts = [
             (left[:, i, ..., None, :] @ jacobian.product(right[:, i])[..., None])[..., 0, 0]
             for i in range(right.shape[1])
@@ -301,9 +303,11 @@ def _bidiagonalise(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> 
     right, beta = _normalise(probes, largest)
     basis, diagonal, above = [right], [], []
     size = num_steps * probes.shape[:-1].numel() * jacobian.other_size
-    product, adjoint = _products(jacobian, keeps=size <= min(_TRACED, _KEPT))
+    product, adjoint = _products(
+        jacobian, keeps=size <= min(_MAX_TRACED_ENTRIES, _MAX_KEPT_ENTRIES)
+    )
     (left, tangents), met = product(right), []
-    images = [left] if size <= _KEPT else []
+    images = [left] if size <= _MAX_KEPT_ENTRIES else []
     for step in range(num_steps):
         alive = beta != 0  # the vector that ``left`` is the product with
         # alpha_j u_j: theory/linearised.md (lanczos-recurrence)
@@ -320,12 +324,12 @@ def _bidiagonalise(jacobian: ScaledJacobian, probes: Tensor, num_steps: int) -> 
         if step + 1 < num_steps:
             basis.append(right)
             image, tangents = product(right)
-            images = [*images, image] if size <= _KEPT else []
+            images = [*images, image] if size <= _MAX_KEPT_ENTRIES else []
             left = torch.addcmul(image, beta[..., None], left, value=-1)  # M v_(j+1) - beta_j u_j
             del image
     return _Bidiagonal(
         torch.stack(basis, -2),
-        torch.stack(images, -2) if size <= _KEPT else None,
+        torch.stack(images, -2) if size <= _MAX_KEPT_ENTRIES else None,
         torch.stack(diagonal, -1),
         torch.stack(above, -1),
         met if met[0][0] else [],

@@ -11,7 +11,9 @@ from torch.utils import _pytree
 
 __all__ = ["LargestTensor"]
 
-_PLAIN = frozenset((bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device))
+_TYPES_WITHOUT_TENSORS = frozenset(
+    (bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device)
+)
 
 
 class LargestTensor(TorchFunctionMode):
@@ -39,7 +41,7 @@ class LargestTensor(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if type(found) in _PLAIN:  # most calls of a run ask for a shape or a type
+        if type(found) in _TYPES_WITHOUT_TENSORS:  # most calls of a run ask for a shape or a type
             return found
         for leaf in (found,) if isinstance(found, Tensor) else _pytree.tree_leaves(found):
             if isinstance(leaf, Tensor):

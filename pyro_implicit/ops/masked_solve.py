@@ -20,13 +20,12 @@ from torch import Tensor
 
 __all__ = ["solve_transposed"]
 
-#: Steps change by so little of the largest entry when they end; the noise of a draw is a thousand
-#: times as large.
-_CLOSE = 1e-4
-#: after so many rounds the matrices are formed
-_MOST = 12
-_NAMES = "abcdefgh"
-_KEPT: list[torch.library.Library] = []
+#: of the last change, relative to the largest entry; the noise of a draw is a thousand times as
+#: large
+_RELATIVE_TOLERANCE = 1e-4
+_MAX_ROUNDS = 12  # after which the matrices are formed
+_ARGUMENT_NAMES = "abcdefgh"
+_KEPT_LIBRARIES: list[torch.library.Library] = []
 
 
 def solve_transposed(
@@ -72,10 +71,11 @@ def _operation() -> Any:
     with suppress(AttributeError):  # of this package, imported a second time
         return torch.ops.pyro_implicit.solve_transposed.default
     library = torch.library.Library("pyro_implicit", "FRAGMENT")
-    library.define(f"solve_transposed({', '.join(f'Tensor {name}' for name in _NAMES)}) -> Tensor")
+    arguments = ", ".join(f"Tensor {name}" for name in _ARGUMENT_NAMES)
+    library.define(f"solve_transposed({arguments}) -> Tensor")
     library.impl("solve_transposed", _solve, "CompositeExplicitAutograd")
     torch.library.register_vmap("pyro_implicit::solve_transposed", _mapped, lib=library)
-    _KEPT.append(library)  # with which the operation would go
+    _KEPT_LIBRARIES.append(library)  # with which the operation would go
     return torch.ops.pyro_implicit.solve_transposed.default
 
 
@@ -99,17 +99,17 @@ def _solve(*given: Tensor) -> Tensor:
         return right.clone()
     part = effect / diagonal.unsqueeze(1)  # of the unknown times its diagonal
     guess, close = right, None
-    for _ in range(min(m, _MOST)):
+    for _ in range(min(m, _MAX_ROUNDS)):
         # theory/linearised.md (score-rounds)
         through = (part * guess.unsqueeze(1)).flatten(1).mm(weight_out).mul_(slope_hidden)
         through = through.mm(weight_hidden).mul_(slope_in)
         then = torch.addmm(right, through, weight_in, alpha=-1)
         if close is None:
-            close = _CLOSE * torch.linalg.vector_norm(then, math.inf)
+            close = _RELATIVE_TOLERANCE * torch.linalg.vector_norm(then, math.inf)
         step, guess = torch.dist(then, guess, math.inf), then
         if step <= close:
             return guess / diagonal
-    if m <= _MOST:
+    if m <= _MAX_ROUNDS:
         return guess / diagonal
     units = torch.einsum("npj,pjh->njh", part, weight_out.view(-1, m, len(weight_hidden)))
     units = (units * slope_hidden.unsqueeze(1)) @ weight_hidden

@@ -16,7 +16,7 @@ from pyro_implicit.processes.random_functions import outputs_in_front
 
 __all__ = ["frozen", "network_functions"]
 
-_LEFTMOST = -20  # dimensions of plates that anybody nests
+_MIN_PLATE_DIM = -20  # nobody nests more plates than that
 
 
 def network_functions(prior: BayesianModule, inputs: Tensor, num_functions: int) -> Tensor:
@@ -46,7 +46,7 @@ def _enter_at_a_free_dim(size: int, stack: ExitStack) -> int:
             stack.enter_context(pyro.plate("_functions", size, dim=dim))
             return dim
         except ValueError:  # two plates at one dimension
-            if dim < _LEFTMOST:
+            if dim < _MIN_PLATE_DIM:
                 raise
             dim -= 1
 

@@ -19,7 +19,7 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit._plain import first_difference
 from pyro_implicit.exceptions import NonFiniteError, StateError
-from pyro_implicit.guides.first_call import FIRST_CALL
+from pyro_implicit.guides.first_call import FIRST_CALL_KEY
 
 __all__ = ["EarlyStopping"]
 
@@ -208,7 +208,7 @@ def _check_fits(where: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
         notes = (
             None
             if isinstance(value, Tensor)
-            else first_difference(now[name], value, name, (FIRST_CALL,))
+            else first_difference(now[name], value, name, (FIRST_CALL_KEY,))
         )
         if notes:
             raise StateError(f"{where} has another structure than its best state: {notes}.")

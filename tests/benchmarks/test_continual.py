@@ -19,10 +19,10 @@ from pyro_implicit.guides.initialization import auto
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts that are good enough for what is looked at here."""
-    for name in ("_MODE_STEPS", "_MEAN_FIELD", "_MEAN_FIELD_MIDDLE"):
+    for name in ("_MODE_STEPS", "_MEAN_FIELD_STEPS", "_MEAN_FIELD_STEPS_LARGE"):
         monkeypatch.setattr(auto, name, 30)
-    monkeypatch.setattr(auto, "_UPHILL", 5)
-    monkeypatch.setattr(auto, "_JUDGES", 8)
+    monkeypatch.setattr(auto, "_UPHILL_STEPS", 5)
+    monkeypatch.setattr(auto, "_NUM_BOUND_DRAWS", 8)
 
 
 SHORT = {"steps": 2, "mean_field_steps": 2, "draws": 3, "coreset": 4}

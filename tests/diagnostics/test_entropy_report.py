@@ -149,7 +149,7 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(ArgumentError, match="scale=0 with 1 noise dimensions for 2 outputs"):
         entropy_report(affine_guide(normal_model, [[0.5], [0.8]], B))
     guide = affine_guide(normal_model, A, B)
-    monkeypatch.setattr("pyro_implicit.diagnostics._entropy_part.MOST_ENTRIES", 3)
+    monkeypatch.setattr("pyro_implicit.diagnostics._entropy_part.MAX_JACOBIAN_ENTRIES", 3)
     with pytest.raises(GuideError, match="2 x 2 entries, too many to form; train with LanczosELBO"):
         entropy_report(guide)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.generators.layout import (
-    FULL_NOISE,
+    MAX_LATENTS_WITH_FULL_NOISE,
     count_parameters,
     hidden_size,
     near_square,
@@ -68,7 +68,7 @@ def test_automatic_layout_spends_the_budget(output_dim: int, budget: float) -> N
 def test_noise_is_about_a_tenth_of_the_latents(output_dim: int) -> None:
     side = noise_side(output_dim)
     assert 1 <= side <= 130
-    if output_dim <= FULL_NOISE:
+    if output_dim <= MAX_LATENTS_WITH_FULL_NOISE:
         assert (side - 1) ** 2 < output_dim <= side**2
     else:
         assert side**2 <= output_dim

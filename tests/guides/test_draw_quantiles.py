@@ -31,7 +31,7 @@ class _Fixed(DrawQuantiles):
 def test_they_are_those_of_numpy_whatever_is_taken_at_once(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draw_quantiles, "_MOST", most)
+    monkeypatch.setattr(draw_quantiles, "_MAX_NUMBERS_AT_ONCE", most)
     values = torch.randn(11, 3, 4)
     found = _Fixed(values).quantiles([0.1, 0.5, 0.83], num_samples=11)["w"]
     expected = np.quantile(values.numpy(), [0.1, 0.5, 0.83], axis=0)

@@ -27,7 +27,7 @@ from pyro_implicit import (
 )
 from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.guides.first_call import FIRST_CALL, FirstCall
+from pyro_implicit.guides.first_call import FIRST_CALL_KEY, FirstCall
 from pyro_implicit.inference.prior_from import prior_from
 from pyro_implicit.saving import load_state, save_state
 
@@ -127,7 +127,7 @@ def test_a_prior_of_a_loaded_guide_knows_its_rows(tmp_path: Path) -> None:
 def test_a_state_without_what_is_known_loads_as_before() -> None:
     guide = HyperNetworkGuide(levels, init_from=None).setup(X, Y)
     state = dict(guide.state_dict())
-    del state["_extra_state"][FIRST_CALL]
+    del state["_extra_state"][FIRST_CALL_KEY]
     old = HyperNetworkGuide.from_state_dict(state)
     _silent(predict, levels, old, X + 1)
     guide.load_state_dict(state)  # keeps what it knows itself
@@ -147,7 +147,7 @@ def test_a_built_guide_knows_the_rows_of_the_state_that_it_has_loaded() -> None:
 
 
 def test_no_datum_is_in_the_state() -> None:
-    known = HyperNetworkGuide(columns, init_from=None).setup(X, Y).get_extra_state()[FIRST_CALL]
+    known = HyperNetworkGuide(columns, init_from=None).setup(X, Y).get_extra_state()[FIRST_CALL_KEY]
     numbers = {round(n, 6) for one in known["arguments"] for n in one}
     assert not numbers & {round(n, 6) for n in [*X.flatten().tolist(), *Y.tolist()]}
     assert known["shapes"] == [[6, 2], [6]] and known["rows"][0] == 6
@@ -158,7 +158,7 @@ def test_no_datum_is_in_the_state() -> None:
     "change", [{"shapes": [[2, -1]]}, {"shapes": ["x"]}, {"rows": [1.0]}, {"observed": {"y": "x"}}]
 )
 def test_a_changed_state_is_refused(change: dict[str, Any]) -> None:
-    known = HyperNetworkGuide(columns, init_from=None).setup(X, Y).get_extra_state()[FIRST_CALL]
+    known = HyperNetworkGuide(columns, init_from=None).setup(X, Y).get_extra_state()[FIRST_CALL_KEY]
     with pytest.raises(StateError):
         FirstCall.from_state(known | change)
 

@@ -22,7 +22,7 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, SiteError
-from pyro_implicit.guides.seen_observations import TOLD_ONCE
+from pyro_implicit.guides.seen_observations import BEGIN_OF_WARNING
 from pyro_implicit.inference.fitted_call import FittedCall
 
 X, Y = torch.randn(6, 3), torch.randn(6)
@@ -54,7 +54,7 @@ def test_a_guide_that_reads_what_is_scored_is_told_at_the_call(call: Any) -> Non
         with pyro.plate("data", len(x)):
             pyro.sample("level", dist.Normal(torch.zeros(6) if y is None else y, 0.1))
 
-    with pytest.warns(UserWarning, match=TOLD_ONCE) as told:
+    with pytest.warns(UserWarning, match=BEGIN_OF_WARNING) as told:
         call(levels, reads, X, Y, num_samples=4)
     assert {one.filename for one in told} == {__file__}
 

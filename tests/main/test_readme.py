@@ -61,7 +61,8 @@ def test_first_example_is_right() -> None:
 @pytest.mark.long
 @pytest.mark.automatic_start
 def test_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_MEAN_FIELD", "_MEAN_FIELD_MIDDLE", "_MODE_STEPS", "_UPHILL"):
+    names = ("_MEAN_FIELD_STEPS", "_MEAN_FIELD_STEPS_LARGE", "_MODE_STEPS", "_UPHILL_STEPS")
+    for name in names:
         monkeypatch.setattr(f"pyro_implicit.guides.initialization.auto.{name}", 5)
     short, count = re.subn(r"num_samples=\d+", "num_samples=20", _example())
     assert count == 2

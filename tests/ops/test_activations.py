@@ -6,7 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.ops.activations import _MANY, ACTIVATIONS, get_activation, value_and_slope
+from pyro_implicit.ops.activations import (
+    _MIN_ENTRIES_FOR_FAST_EXP,
+    ACTIVATIONS,
+    get_activation,
+    value_and_slope,
+)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
@@ -39,7 +44,7 @@ def test_slope_stays_finite_far_out(name: str) -> None:
         assert x.grad is not None and x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("num", [20, _MANY])
+@pytest.mark.parametrize("num", [20, _MIN_ENTRIES_FOR_FAST_EXP])
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_together_they_are_the_same(name: str, num: int) -> None:
     """Values, and gradients of both."""
@@ -59,13 +64,14 @@ def test_together_they_are_the_same(name: str, num: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_elu_of_many_numbers_is_that_of_torch(dtype: torch.dtype) -> None:
     """To a rounding error of 1, with its gradient also at 0; in half precision to the bit."""
-    x = torch.linspace(-20, 20, _MANY + 1).to(dtype).requires_grad_()  # 0 is in the middle
+    # 0 is in the middle
+    x = torch.linspace(-20, 20, _MIN_ENTRIES_FOR_FAST_EXP + 1).to(dtype).requires_grad_()
     found, expected = get_activation("elu")[0](x), F.elu(x)
     accuracy = 0.0 if dtype is torch.bfloat16 else 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(found, expected, rtol=accuracy, atol=accuracy)
     gradients = [torch.autograd.grad(value.sum(), x)[0] for value in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=4 * accuracy, atol=0)
-    assert gradients[0][_MANY // 2] == 1
+    assert gradients[0][_MIN_ENTRIES_FOR_FAST_EXP // 2] == 1
     assert found.dtype == dtype
 
 

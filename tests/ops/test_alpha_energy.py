@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_implicit.ops.alpha_energy import LEAST_POWER, log_power_mean, normal_alpha_energy
+from pyro_implicit.ops.alpha_energy import MIN_POWER, log_power_mean, normal_alpha_energy
 
 
 def tensors(*values: float) -> list[torch.Tensor]:
@@ -80,7 +80,7 @@ def float32(value: float) -> torch.Tensor:
 def test_log_power_mean_is_exact_in_single_precision_for_any_power(
     values: list[float], exponent: float
 ) -> None:
-    power = max(10**exponent, LEAST_POWER)
+    power = max(10**exponent, MIN_POWER)
     log_values = torch.tensor(values, dtype=torch.float32).requires_grad_()
     found = log_power_mean(log_values, power)
     (gradient,) = torch.autograd.grad(found, log_values)
@@ -91,7 +91,7 @@ def test_log_power_mean_is_exact_in_single_precision_for_any_power(
     torch.testing.assert_close(gradient, (power * log_values.detach()).softmax(0))
 
 
-@pytest.mark.parametrize("power", [LEAST_POWER, 1e-3, 0.5, 1.0])
+@pytest.mark.parametrize("power", [MIN_POWER, 1e-3, 0.5, 1.0])
 def test_log_power_mean_of_impossible_draws(power: float) -> None:
     log_values = torch.tensor([[-torch.inf, -1.0], [-torch.inf, -torch.inf]])
     found = log_power_mean(log_values, power)

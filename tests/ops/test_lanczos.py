@@ -23,7 +23,7 @@ from pyro_implicit.generators.mlp import MLPGenerator
 from pyro_implicit.generators.mmnn import MMNN
 from pyro_implicit.ops import lanczos
 from pyro_implicit.ops.lanczos import (
-    PROBES,
+    PROBE_KINDS,
     draw_probes,
     gradient_surrogate,
     lanczos_quadrature,
@@ -68,7 +68,7 @@ def pairs_of(jac: Tensor, scale: float | Tensor, probes: Tensor) -> tuple[Tensor
 
 @pytest.mark.long
 @settings(max_examples=40)
-@given(sizes, sizes, batches, scales, st.integers(1, 9), st.sampled_from(PROBES), seeds)
+@given(sizes, sizes, batches, scales, st.integers(1, 9), st.sampled_from(PROBE_KINDS), seeds)
 def test_every_single_probe_is_bracketed(
     m: int, d: int, batch: tuple[int, ...], scale: float, steps: int, kind: str, seed: int
 ) -> None:
@@ -100,7 +100,7 @@ def test_more_steps_narrow_the_bracket(wide: bool, scale: float, seed: int) -> N
 
 @pytest.mark.long
 @settings(max_examples=15)
-@given(st.sampled_from([(30, 12), (12, 30), (12, 12)]), st.sampled_from(PROBES), seeds)
+@given(st.sampled_from([(30, 12), (12, 30), (12, 12)]), st.sampled_from(PROBE_KINDS), seeds)
 def test_the_rules_enclose_the_determinant_in_expectation(
     shape: tuple[int, int], kind: str, seed: int
 ) -> None:
@@ -238,7 +238,7 @@ def test_products_are_as_many_as_steps(m: int, d: int) -> None:
 # ---- probes
 
 
-@pytest.mark.parametrize("kind", PROBES)
+@pytest.mark.parametrize("kind", PROBE_KINDS)
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_probes_are_white_and_of_one_length(kind: str, count: int) -> None:
     jacobian = make(torch.randn(4000, 6, 4), 0.1)
@@ -415,7 +415,7 @@ def test_large_products_are_made_again(
     z = torch.randn(4, noise_dim, dtype=torch.float64)
     found = []
     for kept in (2**22, 0):
-        monkeypatch.setattr(lanczos, "_KEPT", kept)
+        monkeypatch.setattr(lanczos, "_MAX_KEPT_ENTRIES", kept)
         torch.manual_seed(0)
         jacobian = ScaledJacobian(generator.linearise(z), scale)
         probes = draw_probes("orthogonal", 2, jacobian)
@@ -453,7 +453,7 @@ def test_gradients_from_what_products_met_are_those_of_autograd(
     inputs = [*generator.parameters(), *([scale] if learned != "number" else [])]
     found = []
     for kept in (2**18, 0):
-        monkeypatch.setattr(lanczos, "_TRACED", kept)
+        monkeypatch.setattr(lanczos, "_MAX_TRACED_ENTRIES", kept)
         torch.manual_seed(1)
         jacobian = ScaledJacobian(generator.linearise(z), scale)
         probes = draw_probes("orthogonal", 2, jacobian)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["ascend"]
 
-_RATE = 0.01  # of Adam, in the unconstrained space
+_ADAM_LEARNING_RATE = 0.01  # in the unconstrained space
 
 
 def ascend(
@@ -26,7 +26,7 @@ def ascend(
         nowhere.
     """
     point = start.detach().clone().requires_grad_(True)
-    adam = torch.optim.Adam([point], lr=_RATE)
+    adam = torch.optim.Adam([point], lr=_ADAM_LEARNING_RATE)
     best, highest = start.detach().clone(), -math.inf
     for _ in range(num_steps):
         with torch.enable_grad():

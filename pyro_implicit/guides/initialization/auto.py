@@ -51,7 +51,7 @@ from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.initial import fan_in_scale
 from pyro_implicit.guides.initialization.locations import locations
 from pyro_implicit.guides.initialization.mean_field import fit_mean_field
-from pyro_implicit.guides.initialization.network import SMALL, has_layers
+from pyro_implicit.guides.initialization.network import MAX_SMALL_NETWORK_LATENTS, has_layers
 from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.guides.initialization.trials import FAILURES, Trials
@@ -59,23 +59,28 @@ from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.rows.row_slices import is_cut
 
-__all__ = ["FULL", "auto_start"]
+__all__ = ["MAX_LATENTS_FOR_HESSIAN", "auto_start"]
 
-#: latents up to which the mode with its Hessian is tried, unless they are a network; up to SMALL,
-#: Hessians are averaged too, and networks are no exception
-FULL = 1000
-_MIDDLE = 20_000  # up to which there is a mean-field fit
-_UPHILL, _UPHILL_LARGE = 30, 5  # steps from each location
-_MEAN_FIELD, _MEAN_FIELD_MIDDLE = 1000, 500  # most steps
+#: latents up to which full matrices are tried (the mode with its Hessian, full rank), unless they
+#: are a network
+MAX_LATENTS_FOR_HESSIAN = 1000
+_MAX_MEAN_FIELD_LATENTS = 20_000
+#: from each location; the latter above _MAX_MEAN_FIELD_LATENTS
+_UPHILL_STEPS, _UPHILL_STEPS_LARGE = 30, 5
+#: at most; the latter above MAX_SMALL_NETWORK_LATENTS, and for the fit from the location itself
+_MEAN_FIELD_STEPS, _MEAN_FIELD_STEPS_LARGE = 1000, 500
 _MODE_STEPS, _NEWTON_STEPS = 100, 3
-_NARROWER = 3.2  # steps of a quick fit's location are shorter for weights with a fan-in above 10
-_DEVIATIONS = (0.1, 0.03, 0.01, 0.003)  # relative to the scale of each latent
-_USUAL = 0.1
-_NARROW = 0.01  # a network's first deviations
-_MODULE = "the module's values"
-_SOME_ROWS = "only some rows are shown, or a likelihood is weighted as if that were so"
-_JUDGES, _FEW_JUDGES = 64, 4  # draws that Gaussians are compared on
-_DELAY = 5.0  # seconds before a progress bar shows
+#: unit of the steps of a mean-field fit's location, at most 1: for weights with a fan-in above 10
+#: they are shorter
+_STEP_UNIT_IN_FAN_IN_SCALES = 3.2
+_CANDIDATE_RELATIVE_SDS = (0.1, 0.03, 0.01, 0.003)  # in units of each latent's scale
+_DEFAULT_RELATIVE_SD = 0.1  # in the same units, as Pyro's guides begin
+_INITIAL_SD_OF_NETWORKS = 0.01
+_MODULE_LOCATION = "the module's values"
+_REASON_OF_PARTIAL_ROWS = "only some rows are shown, or a likelihood is weighted as if that were so"
+#: that Gaussians are compared on; the latter for rough choices, and where not all rows are shown
+_NUM_BOUND_DRAWS, _NUM_ROUGH_DRAWS = 64, 4
+_BAR_DELAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class _Task:
     @property
     def is_network(self) -> bool:
         """Whether it has so many weights that no full matrix is looked for."""
-        return self.has_layers and self.unit.numel() > SMALL
+        return self.has_layers and self.unit.numel() > MAX_SMALL_NETWORK_LATENTS
 
 
 def auto_start(
@@ -137,8 +142,10 @@ def auto_start(
         if not fixed:
             found = locations([(site, trace.nodes[site.name]) for site in sites], loc)
         shown = not progress_is_hidden()
-        with progress_bar(desc="start of the guide", delay=_DELAY, leave=False, shown=shown) as bar:
-            num_samples = _JUDGES if task.is_whole else _FEW_JUDGES
+        with progress_bar(
+            desc="start of the guide", delay=_BAR_DELAY_SECONDS, leave=False, shown=shown
+        ) as bar:
+            num_samples = _NUM_BOUND_DRAWS if task.is_whole else _NUM_ROUGH_DRAWS
             density = SearchDensity(_on_these_rows(log_joint, trace), bar)
             trials = Trials(density, num_samples, sizes or (loc.numel(),))
             start, notes = _search(trials, found, task)
@@ -162,8 +169,8 @@ def _search(
             "the model is random at given latents, or has no finite density where it was tried "
             "(hide no latent that is marked for enumeration: guides leave it to the model)"
         )
-        if is_narrow and _MODULE in found:
-            return _narrow(found[_MODULE]), (_MODULE, "narrow", why)
+        if is_narrow and _MODULE_LOCATION in found:
+            return _narrow(found[_MODULE_LOCATION]), (_MODULE_LOCATION, "narrow", why)
         return _bare(loc, task), (default, "usual deviations", why)
     if is_narrow:
         name, loc, _ = _best_location(trials, _as_wrapped(trials, found))
@@ -173,9 +180,10 @@ def _search(
     if task.location_only:
         why = "units of its own (init_scale, scale or generator) leave only that to choose"
         return GaussianStart(loc), (name, "the location alone", why)
-    if not task.is_whole or loc.numel() > _MIDDLE or (task.fixed and task.has_layers):
-        why = "too many latents for a fit" if task.is_whole else _SOME_ROWS
-        if task.fixed and task.has_layers:  # the widths of another fit are not those of a network
+    is_given_network = task.fixed and task.has_layers
+    if not task.is_whole or loc.numel() > _MAX_MEAN_FIELD_LATENTS or is_given_network:
+        why = "too many latents for a fit" if task.is_whole else _REASON_OF_PARTIAL_ROWS
+        if is_given_network:  # the widths of another fit are not those of a network
             why = "the location of a network is given"
         trials.judge("deviations", lambda: _deviations(trials, point, task, loc))
     else:
@@ -195,15 +203,16 @@ def _search(
 def _as_wrapped(trials: Trials, found: dict[str, Tensor]) -> dict[str, Tensor]:
     """The values of the wrapped module alone, where they are known and of some use."""
     with torch.no_grad():
-        known = _MODULE in found and bool(trials.density(found[_MODULE]).isfinite())
-    return {_MODULE: found[_MODULE]} if known else found
+        loc = found.get(_MODULE_LOCATION)
+        known = loc is not None and bool(trials.density(loc).isfinite())
+    return {_MODULE_LOCATION: found[_MODULE_LOCATION]} if known else found
 
 
 def _best_location(trials: Trials, found: dict[str, Tensor]) -> tuple[str, Tensor, Tensor]:
     """Name of the best location, the location, and the best point uphill from it."""
     scores = {}
     for name, loc in found.items():
-        num_steps = _UPHILL if loc.numel() <= _MIDDLE else _UPHILL_LARGE
+        num_steps = _UPHILL_STEPS if loc.numel() <= _MAX_MEAN_FIELD_LATENTS else _UPHILL_STEPS_LARGE
         scores[name] = trials.climb(name, loc, num_steps)
     best = max(scores, key=lambda name: scores[name][0])
     return best, found[best], scores[best][1]
@@ -217,14 +226,14 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
     model goes to zero. A second mean-field fit therefore begins at the location itself.
     """
     trials.judge("deviations", lambda: _deviations(trials, point, task, point))
-    if point.numel() <= FULL:
+    if point.numel() <= MAX_LATENTS_FOR_HESSIAN:
         trials.judge("mode", lambda: _mode(trials, point, task))
     trials.judge("mean field", lambda: _mean_field(trials, point, task))
     trials.judge(
         "mean field, fitted from the location itself", lambda: _mean_field_from(trials, loc, task)
     )
     begin = trials.starts.get(trials.best() or "")
-    if begin is not None and point.numel() <= FULL:
+    if begin is not None and point.numel() <= MAX_LATENTS_FOR_HESSIAN:
         trials.judge("full rank", partial(_full_rank, trials, begin, task))
 
 
@@ -239,9 +248,9 @@ def _deviations(
     """
 
     def bound(part: float) -> float:
-        return objective(trials.density, point, part * task.unit, _FEW_JUDGES)
+        return objective(trials.density, point, part * task.unit, _NUM_ROUGH_DRAWS)
 
-    best = max(_DEVIATIONS, key=bound)
+    best = max(_CANDIDATE_RELATIVE_SDS, key=bound)
     start = GaussianStart(loc, best * task.unit, guess=best, is_settled=False)
     return start, f"{best} of their scales"
 
@@ -253,7 +262,7 @@ def _narrow(loc: Tensor) -> GaussianStart:
     Steps are as long for all of them too, as those of a mean-field guide: in units of the fan-in
     large layers lag behind, and a network gives up units that it would need.
     """
-    return GaussianStart(loc, guess=_NARROW, is_settled=False)
+    return GaussianStart(loc, guess=_INITIAL_SD_OF_NETWORKS, is_settled=False)
 
 
 def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:
@@ -270,27 +279,28 @@ def _mode(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, st
 
 def _mean_field(trials: Trials, point: Tensor, task: _Task) -> tuple[GaussianStart, str]:
     """A mean-field fit from the better of the location and the mode."""
-    begins = [(point, part * task.unit) for part in (*_DEVIATIONS[:1], 0.01)]
+    begins = [(point, part * task.unit) for part in (*_CANDIDATE_RELATIVE_SDS[:1], 0.01)]
     if "mode" in trials.starts:
         mode = trials.starts["mode"]
         assert mode.factor is not None
         begins += [(mode.loc, 0.01 * task.unit), (mode.loc, 1 / _precision(mode.factor))]
-    loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _FEW_JUDGES))
-    num_steps = _MEAN_FIELD if point.numel() <= SMALL else _MEAN_FIELD_MIDDLE
+    loc, scale = max(begins, key=lambda b: objective(trials.density, b[0], b[1], _NUM_ROUGH_DRAWS))
+    is_small = point.numel() <= MAX_SMALL_NETWORK_LATENTS
+    num_steps = _MEAN_FIELD_STEPS if is_small else _MEAN_FIELD_STEPS_LARGE
     return _fitted(trials, (loc, scale), num_steps, task)
 
 
 def _mean_field_from(trials: Trials, loc: Tensor, task: _Task) -> tuple[GaussianStart, str]:
     """A mean-field fit from a location with usual deviations, as Pyro's guides begin."""
-    return _fitted(trials, (loc, _USUAL * task.unit), _MEAN_FIELD_MIDDLE, task)
+    return _fitted(trials, (loc, _DEFAULT_RELATIVE_SD * task.unit), _MEAN_FIELD_STEPS_LARGE, task)
 
 
 def _fitted(
     trials: Trials, begin: tuple[Tensor, Tensor], num_steps: int, task: _Task
 ) -> tuple[GaussianStart, str]:
-    unit = (_NARROWER * task.unit).clamp(max=1.0)
+    unit = (_STEP_UNIT_IN_FAN_IN_SCALES * task.unit).clamp(max=1.0)
     fit = trials.density.mean_field(
-        begin[0], lambda density: fit_mean_field(density, *begin, num_steps, unit), _FEW_JUDGES
+        begin[0], lambda density: fit_mean_field(density, *begin, num_steps, unit), _NUM_ROUGH_DRAWS
     )
     settled = task.is_settled and fit.is_level
     note = "" if fit.is_level else f"not level after {num_steps} steps"
@@ -368,7 +378,8 @@ def _is_settled(trace: Any) -> bool:
 def _bare(loc: Tensor, task: _Task) -> GaussianStart:
     if task.location_only:
         return GaussianStart(loc)
-    return GaussianStart(loc, _USUAL * task.unit, guess=_USUAL, is_settled=False)
+    scale = _DEFAULT_RELATIVE_SD * task.unit
+    return GaussianStart(loc, scale, guess=_DEFAULT_RELATIVE_SD, is_settled=False)
 
 
 def _untried(why: str) -> StartReport:

@@ -12,14 +12,15 @@ from torch import Tensor
 from pyro_implicit.guides.initialization.curvature import mean_curvature
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["ALL_TAKEN", "Blend", "blended_curvature"]
+__all__ = ["MAX_LATENTS_FOR_ALL_DRAWS", "Blend", "blended_curvature"]
 
-#: latents up to which curvatures are so cheap that all draws are taken
-ALL_TAKEN = 800
-_NUM_DRAWS, _NUM_DRAWS_LARGE = 32, 16  # that bounds are judged on; the latter above ALL_TAKEN
-_WEIGHTS = (0.0, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the mean-field fit
-_RESOLVED = 0.01  # nats a latent: gains below are left
-_SAME = 1e-4  # of the largest entry: curvatures that differ by less are one
+#: up to here a curvature is so cheap that no draw is spared
+MAX_LATENTS_FOR_ALL_DRAWS = 800
+#: the latter above MAX_LATENTS_FOR_ALL_DRAWS
+_NUM_BOUND_DRAWS, _NUM_BOUND_DRAWS_LARGE = 32, 16
+_MEAN_FIELD_WEIGHTS = (0.0, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0)  # tried as long as the bound rises
+_MIN_GAIN_NATS_PER_LATENT = 0.01  # of one more pair of curvatures
+_SAME_CURVATURE_TOLERANCE = 1e-4  # relative to the largest entry
 
 
 def blended_curvature(
@@ -33,8 +34,8 @@ def blended_curvature(
     """
     The blend with the highest bound of all averages of some pairs of curvatures.
 
-    Up to :data:`ALL_TAKEN` latents all draws are taken, unless the curvature is everywhere the
-    same; above until the bound is level.
+    Up to :data:`MAX_LATENTS_FOR_ALL_DRAWS` latents all draws are taken, unless the curvature is
+    everywhere the same; above until the bound is level.
 
     :param LogJoint log_joint: the model's density.
     :param torch.Tensor mean: of the mean-field fit, shape ``(m,)``.
@@ -45,13 +46,14 @@ def blended_curvature(
     :returns: its precision ``(m, m)``, and the number of draws that were taken in whole pairs.
     :raises NonFiniteError: if the density or its curvature is finite at none of many draws.
     """
-    blend, is_cheap, used = Blend(log_joint.value, mean, scale), mean.numel() <= ALL_TAKEN, [0]
+    blend, used = Blend(log_joint.value, mean, scale), [0]
+    is_cheap = mean.numel() <= MAX_LATENTS_FOR_ALL_DRAWS
     before: list[Tensor] = []
 
     def is_enough(average: Tensor) -> bool:
         used[0] += 2
         is_level = blend.is_enough(average) and not is_cheap
-        error = _SAME * float(average.abs().max())
+        error = _SAME_CURVATURE_TOLERANCE * float(average.abs().max())
         is_same = bool(before) and torch.allclose(average, before[0], rtol=0, atol=error)
         before[:] = [average]
         return is_level or is_same
@@ -86,7 +88,8 @@ class Blend:
     def __init__(self, density: Callable[[Tensor], Tensor], mean: Tensor, scale: Tensor) -> None:
         self.density, self.mean, self.scale = density, mean, scale
         generator = torch.Generator("cpu").manual_seed(2)
-        count = _NUM_DRAWS if mean.numel() <= ALL_TAKEN else _NUM_DRAWS_LARGE
+        is_cheap = mean.numel() <= MAX_LATENTS_FOR_ALL_DRAWS
+        count = _NUM_BOUND_DRAWS if is_cheap else _NUM_BOUND_DRAWS_LARGE
         noise = torch.randn(mean.numel(), count, generator=generator, device="cpu")
         self._noise = noise.to(mean)
         self._best: Tensor | None = None
@@ -103,7 +106,8 @@ class Blend:
         """
         before = self._highest
         _, highest = self.best(average)
-        return math.isfinite(highest) and highest - before < _RESOLVED * self.mean.numel()
+        least = _MIN_GAIN_NATS_PER_LATENT * self.mean.numel()
+        return math.isfinite(highest) and highest - before < least
 
     def best(self, average: Tensor) -> tuple[Tensor, float]:
         """
@@ -113,7 +117,8 @@ class Blend:
         :returns: its precision ``(m, m)`` and its bound but for a constant; the average itself and
             minus infinity where no blend has a finite one.
         """
-        weights = () if self._last is not None and torch.equal(self._last, average) else _WEIGHTS
+        is_known = self._last is not None and torch.equal(self._last, average)
+        weights = () if is_known else _MEAN_FIELD_WEIGHTS
         self._last, highest = average, -math.inf
         for weight in weights:
             blend = torch.lerp(average, torch.diag(self.scale.pow(-2)), weight)

@@ -21,11 +21,11 @@ from pyro_implicit.guides.initialization.gaussian_bound import objective
 
 __all__ = ["centred"]
 
-_PAIRS = 8  # of draws on both sides of the mean, that gradients are averaged over
-_LENGTHS = (1.0, 0.5, 0.25)  # of a step; the first is taken that raises the bound
-_MOST = 3  # steps
-_JUDGES = 32  # draws that bounds are compared on
-_RESOLVED = 0.01  # nats of a gain that counts as none
+_NUM_ANTITHETIC_PAIRS = 8  # that a gradient is averaged over
+_STEP_LENGTHS = (1.0, 0.5, 0.25)  # the first that raises the bound is taken
+_MAX_STEPS = 3
+_NUM_BOUND_DRAWS = 32
+_MIN_GAIN_NATS = 0.01  # of a step that is taken
 
 
 def centred(density: Callable[[Tensor], Tensor], mean: Tensor, factor: Tensor) -> Tensor:
@@ -39,16 +39,17 @@ def centred(density: Callable[[Tensor], Tensor], mean: Tensor, factor: Tensor) -
     :param torch.Tensor factor: a root of the covariance, shape ``(m, m)``, which stays.
     :returns: the mean, ``(m,)``: the old one if no step raises the bound.
     """
-    bound = objective(density, mean, factor, _JUDGES)
+    bound = objective(density, mean, factor, _NUM_BOUND_DRAWS)
     generator = torch.Generator("cpu").manual_seed(4)
-    for _ in range(_MOST):
-        noise = torch.randn(_PAIRS, mean.numel(), generator=generator, device="cpu").to(mean)
+    for _ in range(_MAX_STEPS):
+        shape = _NUM_ANTITHETIC_PAIRS, mean.numel()
+        noise = torch.randn(shape, generator=generator, device="cpu").to(mean)
         slope = _mean_gradient(density, mean, noise @ factor.mT)
         step = factor @ (factor.mT @ slope)
-        for length in _LENGTHS:
+        for length in _STEP_LENGTHS:
             place = mean + length * step
-            found = objective(density, place, factor, _JUDGES)
-            if found > bound + _RESOLVED:
+            found = objective(density, place, factor, _NUM_BOUND_DRAWS)
+            if found > bound + _MIN_GAIN_NATS:
                 mean, bound = place, found
                 break
         else:

@@ -25,9 +25,10 @@ __all__ = ["find_mode", "gradient_and_hessian", "hessian", "inverse_root", "mean
 
 Density = Callable[[Tensor], Tensor]
 
-_AGREE = 0.1  # of a row's largest entry: differences at a kink are apart by a factor of two
-_LEAST = 1e-8  # of the largest eigenvalue: less cannot be told from 0
-_ROWS = 32  # rows of a Jacobian or Hessian at once: more do not stay in the cache
+#: between two widths, relative to a row's largest entry: at a kink they differ by a factor of two
+_DIFFERENCE_TOLERANCE = 0.1
+_MIN_RELATIVE_EIGENVALUE = 1e-8  # less of the largest eigenvalue cannot be told from 0
+_MAX_ROWS_AT_ONCE = 32  # of a Jacobian or Hessian: more do not stay in the cache
 
 
 def find_mode(
@@ -151,8 +152,8 @@ def _difference(function: Density, u: Tensor, index: int) -> Tensor | None:
     width = torch.finfo(u.dtype).eps ** (1 / 3) * (1.0 + float(u[index].abs()))
     coarse, fine = (_central_difference(function, u, index, h) for h in (2 * width, width))
     largest = fine.abs().max()
-    agree = bool(((coarse - fine).abs() <= _AGREE * largest).all()) and bool(largest.isfinite())
-    return fine if agree else None
+    agree = bool(((coarse - fine).abs() <= _DIFFERENCE_TOLERANCE * largest).all())
+    return fine if agree and bool(largest.isfinite()) else None
 
 
 def _central_difference(function: Density, u: Tensor, index: int, width: float) -> Tensor:
@@ -172,8 +173,8 @@ def _jacobian_rows(outputs: Tensor, inputs: Tensor) -> Tensor:
         return inputs.new_zeros(outputs.numel(), inputs.numel())
     n = outputs.numel()
     blocks = []
-    for first in range(0, n, _ROWS):
-        last = min(first + _ROWS, n)
+    for first in range(0, n, _MAX_ROWS_AT_ONCE):
+        last = min(first + _MAX_ROWS_AT_ONCE, n)
         seeds = torch.zeros(last - first, n, dtype=outputs.dtype, device=outputs.device)
         seeds[torch.arange(last - first), torch.arange(first, last)] = 1
         (rows,) = torch.autograd.grad(
@@ -196,7 +197,7 @@ def inverse_root(matrix: Tensor) -> Tensor:
     wide = matrix.double()
     values, vectors = torch.linalg.eigh(wide)
     diagonal = wide.diagonal()
-    is_clamped = bool((values.abs() < _LEAST * values.abs().max()).any())
+    is_clamped = bool((values.abs() < _MIN_RELATIVE_EIGENVALUE * values.abs().max()).any())
     if is_clamped and bool((diagonal > 0).all()):
         unit = diagonal.rsqrt()
         values, vectors = torch.linalg.eigh(unit[:, None] * wide * unit)
@@ -206,7 +207,7 @@ def inverse_root(matrix: Tensor) -> Tensor:
 
 def _root(values: Tensor, vectors: Tensor) -> Tensor:
     values = values.abs()
-    values = values.clamp(min=float(values.max()) * _LEAST + 1e-300)
+    values = values.clamp(min=float(values.max()) * _MIN_RELATIVE_EIGENVALUE + 1e-300)
     root: Tensor = (vectors * values.rsqrt()) @ vectors.mT
     return root
 
@@ -332,9 +333,10 @@ def _site_residual(node: Any) -> list[Tensor] | None:
         fn = fn.base_dist
     kind = type(fn).__name__
     scale = torch.as_tensor(node["scale"])
-    if node["mask"] is not None or scale.dim() or kind not in _RESIDUALS:
+    if node["mask"] is not None or scale.dim() or kind not in _RESIDUALS_BY_LIKELIHOOD:
         return None
-    return [(scale.sqrt().to(part) * part).reshape(-1) for part in _RESIDUALS[kind](fn)]
+    residuals = _RESIDUALS_BY_LIKELIHOOD[kind](fn)
+    return [(scale.sqrt().to(part) * part).reshape(-1) for part in residuals]
 
 
 def _normal(fn: Any) -> list[Tensor]:
@@ -356,7 +358,7 @@ def _poisson(fn: Any) -> list[Tensor]:
     return [fn.rate / fn.rate.detach().sqrt()]
 
 
-_RESIDUALS: dict[str, Callable[[Any], list[Tensor]]] = {
+_RESIDUALS_BY_LIKELIHOOD: dict[str, Callable[[Any], list[Tensor]]] = {
     "Bernoulli": _bernoulli,
     "Categorical": _categorical,
     "Normal": _normal,

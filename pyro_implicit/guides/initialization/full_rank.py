@@ -37,16 +37,19 @@ from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["fit_full_rank"]
 
-_RATE, _HALVED = 0.5, 20  # the first rate, and after how many steps it is half as much
-_SHORTER, _FALLS = 0.3, 2  # factor on it after steps down, and how often
-_WINDOW = 10  # steps between looks at the bound
-_MOST = 60  # steps, of two Hessians each
-_PRODUCTS = 30_000  # with Hessians, in all
-_LEVEL = 0.1, 0.003  # nats of a gain that ends the steps: in all, and a latent
-_RESOLVED = 0.01  # nats of a gain that counts as none
-_SAME = 1e-4  # in units of the Gaussian: Hessians that differ by less are one
-_UNSURE = 0.1  # nats that the bound of a Gaussian may seem to fall by where it rises
-_JUDGES = 64  # draws that the bound is looked at on
+_INITIAL_RATE, _STEPS_UNTIL_HALF_RATE = 0.5, 20
+#: the rate is shortened by this factor, and the steps resumed from the best Gaussian, where the
+#: bound has not risen; the next time after _MAX_FALLS of these the steps end
+_RATE_FACTOR_AFTER_FALL, _MAX_FALLS = 0.3, 2
+_STEPS_PER_LOOK = 10  # at the bound
+_MAX_STEPS = 60  # of two Hessians each
+_MAX_HESSIAN_PRODUCTS = 30_000  # in all steps together
+_LEVEL_GAIN_NATS = 0.1, 0.003  # in all, and for each latent: a smaller gain ends the steps
+_MIN_GAIN_NATS = 0.01  # that counts as one
+_SAME_HESSIAN_TOLERANCE = 1e-4  # in units of the Gaussian
+#: that the estimated bound may seem to fall by where the posterior is Gaussian, and it rises
+_MAX_GAUSSIAN_FALL_NATS = 0.1
+_NUM_BOUND_DRAWS = 64
 
 _Density = Callable[[Tensor], Tensor]
 
@@ -70,28 +73,29 @@ def fit_full_rank(density: _Density, loc: Tensor, factor: Tensor) -> tuple[Tenso
     now = _Gaussian(upcast(loc.detach()), upcast(root))
     best, highest = now, now.bound(density, loc)
     shorter, falls, before, may_be_one = 1.0, 0, None, True
-    most = min(_MOST, max(_WINDOW, _PRODUCTS // (2 * loc.numel())))
+    most = min(_MAX_STEPS, max(_STEPS_PER_LOOK, _MAX_HESSIAN_PRODUCTS // (2 * loc.numel())))
     for step in range(1, most + 1):
         noise = torch.randn(loc.numel(), generator=generator, device="cpu").to(now.mean)
         slopes = _slopes(density, now.mean, now.root @ noise, loc)
         is_same = may_be_one and now.sees_the_same(slopes, before)
         before = slopes
         if slopes is not None:
-            rate = 1.0 if is_same else shorter * _RATE / (1 + (step - 1) / _HALVED)
-            now = now.moved(slopes, rate)
-            if step % _WINDOW and step < most and not is_same:
+            rate = shorter * _INITIAL_RATE / (1 + (step - 1) / _STEPS_UNTIL_HALF_RATE)
+            now = now.moved(slopes, 1.0 if is_same else rate)
+            if step % _STEPS_PER_LOOK and step < most and not is_same:
                 continue
         bound = now.bound(density, loc)
         gain = bound - highest if math.isfinite(highest) else math.inf
-        if math.isfinite(bound) and gain > (-_UNSURE if is_same else _RESOLVED):
+        least = -_MAX_GAUSSIAN_FALL_NATS if is_same else _MIN_GAIN_NATS
+        if math.isfinite(bound) and gain > least:
             best, highest = now, bound
         elif is_same:  # and was none
             now, may_be_one = best, False
             continue
-        elif falls < _FALLS:
-            now, shorter, falls = best, _SHORTER * shorter, falls + 1
+        elif falls < _MAX_FALLS:
+            now, shorter, falls = best, _RATE_FACTOR_AFTER_FALL * shorter, falls + 1
             continue
-        if is_same or not gain > _LEVEL[0] + _LEVEL[1] * loc.numel():
+        if is_same or not gain > _LEVEL_GAIN_NATS[0] + _LEVEL_GAIN_NATS[1] * loc.numel():
             break
     return best.mean.to(loc), best.root.to(loc)
 
@@ -108,7 +112,7 @@ class _Gaussian:
     root: Tensor  # of the covariance
 
     def bound(self, density: _Density, like: Tensor) -> float:
-        return objective(density, self.mean.to(like), self.root.to(like), _JUDGES)
+        return objective(density, self.mean.to(like), self.root.to(like), _NUM_BOUND_DRAWS)
 
     def sees_the_same(self, one: _Slopes | None, other: _Slopes | None) -> bool:
         """
@@ -119,7 +123,7 @@ class _Gaussian:
         if one is None or other is None:
             return False
         parts = [self.root.mT @ each.second @ self.root for each in (one, other)]
-        error = _SAME * (1 + parts[0].diagonal().abs())
+        error = _SAME_HESSIAN_TOLERANCE * (1 + parts[0].diagonal().abs())
         error = torch.minimum(error, error[:, None])
         return bool(((parts[0] - parts[1]).abs() <= error).all())
 

@@ -24,15 +24,18 @@ from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.initialization.curvature import inverse_root
 from pyro_implicit.guides.initialization.mean_field import fit_mean_field_near
-from pyro_implicit.guides.initialization.start_search import NO_MODE, search, starting_points
+from pyro_implicit.guides.initialization.start_search import (
+    ADVICE_ON_RANDOM_DENSITIES,
+    search,
+    starting_points,
+)
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["GaussianStart", "gaussian_start"]
 
-#: a full matrix of this size takes 0.5 GB in float64
-_MAX_FULL = 8192
+_MAX_LATENTS_FOR_FULL_MATRIX = 8192  # which takes 0.5 GB in float64
 
 
 @dataclass(frozen=True)
@@ -157,10 +160,11 @@ def gaussian_start(
         return _from_guide(kind, log_joint.sites, loc)
     if kind == "mean-field":
         return _mean_field(log_joint, loc, is_network)
-    if loc.numel() > _MAX_FULL:
+    if loc.numel() > _MAX_LATENTS_FOR_FULL_MATRIX:
         raise ArgumentError(
             f"init_from={kind!r} needs a {loc.numel()} x {loc.numel()} matrix; it is meant for at "
-            f"most {_MAX_FULL} latents. Pass a fitted AutoNormal instead: init_from=autonormal."
+            f"most {_MAX_LATENTS_FOR_FULL_MATRIX} latents. Pass a fitted AutoNormal instead: "
+            "init_from=autonormal."
         )
     return GaussianStart(*search(kind, log_joint, loc, is_network=is_network))
 
@@ -168,7 +172,7 @@ def gaussian_start(
 def _mean_field(log_joint: LogJoint, loc: Tensor, is_network: bool) -> GaussianStart:
     """A mean-field fit from where the density is highest, after a few steps uphill."""
     points = starting_points(log_joint, loc)
-    log_joint.check_deterministic(points[0], NO_MODE)
+    log_joint.check_deterministic(points[0], ADVICE_ON_RANDOM_DENSITIES)
     fit = fit_mean_field_near(log_joint.value, points, is_network=is_network)
     if not (fit.is_level or is_network):  # those are not waited for
         warn(

@@ -19,8 +19,8 @@ from torch import Tensor
 
 __all__ = ["maximise"]
 
-_HISTORY = 50
-_BISECTIONS = 40
+_HISTORY_SIZE = 50
+_MAX_BISECTIONS = 40
 
 
 def maximise(
@@ -40,7 +40,7 @@ def maximise(
     u = start.detach().clone()
     value, gradient = _evaluate(function, u)
     first = value
-    pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=_HISTORY)
+    pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=_HISTORY_SIZE)
     for _ in range(num_steps):
         if not math.isfinite(value) or gradient.abs().max() <= 1e-9:
             break
@@ -99,7 +99,7 @@ def _line_search(
     low, high, size = 0.0, math.inf, 1.0
     below, above = u, None  # the points at low and high
     risen = None
-    for _ in range(_BISECTIONS):
+    for _ in range(_MAX_BISECTIONS):
         point = u + size * direction
         if torch.equal(point, below) or (above is not None and torch.equal(point, above)):
             break  # the dtype has no point between the two

@@ -23,25 +23,27 @@ from pyro_implicit.ops.adam_direction import AdamDirection
 __all__ = ["MeanField", "fit_mean_field", "fit_mean_field_from", "fit_mean_field_near"]
 
 # The rates were chosen on regressions and classifiers of scikit-learn's own data (diabetes, moons).
-_RATE = 0.04  # of the mean, in its units
-_LOG_RATE = 0.05  # of the log-deviations
-_COLDEST = 0.02  # the last rate, as a part of the first
-_WINDOW = 100  # steps between looks at the objective
-_SMALLEST = 0.1  # nats of a gain that counts as none, whatever the noise
-_RESOLVED = 0.1  # of the deviation of one step, likewise
+_MEAN_LEARNING_RATE = 0.04  # in the mean's units
+_LOG_SD_LEARNING_RATE = 0.05
+_FINAL_RATE_FACTOR = 0.02  # of the first rate
+_STEPS_PER_LOOK = 100  # at whether the bound is level
+# The bound is level where it gains less than the larger of the two:
+_LEVEL_GAIN_NATS = 0.1
+_LEVEL_GAIN_IN_SDS = 0.1  # of the bound of one draw
 # Of a fit that begins at a mere point:
-_UPHILL = 30  # steps from each point that it may begin at
-_NARROW = 0.01  # its first deviations
-_MOST = 5000  # its most steps
-# deviation of the bound of one draw, in nats, beside 2 for each latent: that of the best diagonal
-# Gaussian at a Gaussian posterior is 0.7 of their number at most
-_QUIET = 5.0
-_JUDGES = 200  # draws by which further steps are judged
-_NOTHING = 0.5  # nats that these bring where there is nothing left
+_UPHILL_STEPS = 30  # from each point that it may begin at
+_INITIAL_SD = 0.01
+_MAX_STEPS = 5000
+# Standard deviation of the bound of one draw, beside 2 nats for each latent, beyond which nobody
+# can tell whether it is level: that of the best diagonal Gaussian at a Gaussian posterior is 0.7 of
+# their number at most.
+_MAX_BOUND_NOISE_NATS = 5.0
+_NUM_BOUND_DRAWS = 200  # that further steps are judged by
+_MIN_FURTHER_GAIN_NATS = 0.5  # of these steps, where the fit was not level before
 # Of a network, chosen on validation rows of concrete and energy:
-_FURTHER = 1500  # steps uphill from the best point
-_SLOW = 0.1  # its rates, as parts of those of any other model
-_MOST_SLOW = 2000  # its most steps: log-deviations may rise by 6.7 before they cool
+_NETWORK_UPHILL_STEPS = 1500  # from the best point
+_NETWORK_RATE_FACTOR = 0.1  # of the rates for any other model
+_MAX_NETWORK_STEPS = 2000  # log-deviations may rise by 6.7 before they cool
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,13 @@ def fit_mean_field(
         if (
             not is_level
             and step < cold_from
-            and step % _WINDOW == 0
+            and step % _STEPS_PER_LOOK == 0
             and _is_level(values, most_noise)
         ):
             is_level, cold_from = True, step
-            limit = min(num_steps, step + max(_WINDOW, step // 3))
+            limit = min(num_steps, step + max(_STEPS_PER_LOOK, step // 3))
         cooling = max(0, step - cold_from) / max(1, limit - cold_from)
-        values.append(fit.step(density, pace * _COLDEST**cooling, keep=cooling > 0.5))
+        values.append(fit.step(density, pace * _FINAL_RATE_FACTOR**cooling, keep=cooling > 0.5))
     return fit.result(is_level)
 
 
@@ -119,12 +121,12 @@ def fit_mean_field_near(
     :param bool is_network: whether the latents are the weights of one.
     :returns: the Gaussian.
     """
-    climbed = [ascend(density, point, _UPHILL) for point in points]
+    climbed = [ascend(density, point, _UPHILL_STEPS) for point in points]
     point = max(climbed, key=lambda pair: pair[1])[0]
-    begin = torch.full_like(point, _NARROW)
+    begin = torch.full_like(point, _INITIAL_SD)
     if is_network:
-        point = ascend(density, point, _FURTHER)[0]
-        return fit_mean_field(density, point, begin, _MOST_SLOW, pace=_SLOW)
+        point = ascend(density, point, _NETWORK_UPHILL_STEPS)[0]
+        return fit_mean_field(density, point, begin, _MAX_NETWORK_STEPS, pace=_NETWORK_RATE_FACTOR)
     return fit_mean_field_from(density, point, begin)
 
 
@@ -139,9 +141,9 @@ def fit_mean_field_from(
     :param torch.Tensor scale: where the deviations begin, shape ``(m,)``.
     :returns: the Gaussian.
     """
-    noise = _QUIET + 2 * loc.numel()
-    fit = fit_mean_field(density, loc, scale, _MOST, most_noise=noise)
-    return fit if fit.is_level else _further(density, fit, _MOST // 5, noise)
+    noise = _MAX_BOUND_NOISE_NATS + 2 * loc.numel()
+    fit = fit_mean_field(density, loc, scale, _MAX_STEPS, most_noise=noise)
+    return fit if fit.is_level else _further(density, fit, _MAX_STEPS // 5, noise)
 
 
 def _further(
@@ -154,23 +156,24 @@ def _further(
     than the latents is too noisy to tell.
     """
     more = fit_mean_field(density, fit.loc, fit.scale, num_steps, most_noise=most_noise)
-    gain = objective(density, more.loc, more.scale, _JUDGES) - objective(
-        density, fit.loc, fit.scale, _JUDGES
+    gain = objective(density, more.loc, more.scale, _NUM_BOUND_DRAWS) - objective(
+        density, fit.loc, fit.scale, _NUM_BOUND_DRAWS
     )
     best = more if gain > 0 else fit
-    return MeanField(best.loc, best.scale, is_level=more.is_level or gain < _NOTHING)
+    return MeanField(best.loc, best.scale, is_level=more.is_level or gain < _MIN_FURTHER_GAIN_NATS)
 
 
 def _is_level(values: list[float], most_noise: float = math.inf) -> bool:
     """Whether the mean of the last quarter is no higher than that of the quarter before it."""
     series = torch.tensor(values[len(values) // 2 :], dtype=torch.float64)
     series = series[series.isfinite()]
-    if len(values) < 3 * _WINDOW or len(series) < _WINDOW:
+    if len(values) < 3 * _STEPS_PER_LOOK or len(series) < _STEPS_PER_LOOK:
         return False
     before, after = series.tensor_split(2)
     if float(after.std()) > most_noise:
         return False
-    return float(after.mean() - before.mean()) < max(_SMALLEST, _RESOLVED * float(after.std()))
+    level = max(_LEVEL_GAIN_NATS, _LEVEL_GAIN_IN_SDS * float(after.std()))
+    return float(after.mean() - before.mean()) < level
 
 
 class _Fit:
@@ -184,7 +187,7 @@ class _Fit:
         self.origin, self.grows = loc.detach(), unit is None
         self.unit = torch.ones_like(self.origin) if unit is None else unit
         self.now = torch.stack([torch.zeros_like(self.origin), scale.detach().log()])
-        self.rates = self.now.new_tensor([[_RATE], [_LOG_RATE]])
+        self.rates = self.now.new_tensor([[_MEAN_LEARNING_RATE], [_LOG_SD_LEARNING_RATE]])
         self.direction = AdamDirection()
         self.length = 1.0  # shorter steps for a while after one that failed
         self.kept = self.now

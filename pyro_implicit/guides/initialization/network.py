@@ -7,10 +7,10 @@ from typing import Any
 
 from pyro_implicit.guides.latent_site import LatentSite
 
-__all__ = ["SMALL", "has_layers", "is_network"]
+__all__ = ["MAX_SMALL_NETWORK_LATENTS", "has_layers", "is_network"]
 
-#: latents up to which a network is a model like any other
-SMALL = 256
+#: up to here a network is treated like any other model
+MAX_SMALL_NETWORK_LATENTS = 256
 
 
 def has_layers(sites: Sequence[LatentSite], trace: Any) -> bool:
@@ -31,9 +31,12 @@ def has_layers(sites: Sequence[LatentSite], trace: Any) -> bool:
 
 def is_network(sites: Sequence[LatentSite], trace: Any) -> bool:
     """
-    Whether most latents are weights of several layers, and more than :data:`SMALL`.
+    Whether most latents are weights of several layers, and the network is not a small one.
+
+    That has up to :data:`MAX_SMALL_NETWORK_LATENTS` latents.
 
     :param sites: the latent sites.
     :param trace: of the model, with them.
     """
-    return sum(site.numel for site in sites) > SMALL and has_layers(sites, trace)
+    is_large = sum(site.numel for site in sites) > MAX_SMALL_NETWORK_LATENTS
+    return is_large and has_layers(sites, trace)

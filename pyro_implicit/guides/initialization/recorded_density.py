@@ -12,9 +12,10 @@ from torch import Tensor
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.ops.graphs.recording import Function, record
 
-__all__ = ["MOST_RECORDED", "RecordedDensity"]
+__all__ = ["MAX_LATENTS_TO_RECORD", "RecordedDensity"]
 
-MOST_RECORDED = 1000  # latents; above, what a graph saves is little beside the sums it holds
+#: with more, what a graph saves is little beside the sums it holds
+MAX_LATENTS_TO_RECORD = 1000
 
 
 class RecordedDensity:

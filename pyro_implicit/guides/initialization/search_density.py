@@ -14,14 +14,18 @@ from pyro_implicit.guides.initialization.ascent import ascend
 from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.lbfgs import maximise
 from pyro_implicit.guides.initialization.mean_field import MeanField
-from pyro_implicit.guides.initialization.recorded_density import MOST_RECORDED, RecordedDensity
+from pyro_implicit.guides.initialization.recorded_density import (
+    MAX_LATENTS_TO_RECORD,
+    RecordedDensity,
+)
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.mapped.mapped_density import MappedDensity
 
 __all__ = ["SearchDensity"]
 
 _Density = Callable[[Tensor], Tensor]
-_SAME = 1e-3, 1e-2  # relative and absolute, of a value by a graph and by the model
+#: relative and absolute, within which a value by the graph is the model's own
+_GRAPH_VALUE_TOLERANCES = 1e-3, 1e-2
 
 
 class SearchDensity:
@@ -86,7 +90,7 @@ class SearchDensity:
         :param torch.Tensor example: a point with a finite density, shape ``(m,)``.
         :returns: whether there is a graph.
         """
-        if self._recorded is None and example.numel() <= MOST_RECORDED:
+        if self._recorded is None and example.numel() <= MAX_LATENTS_TO_RECORD:
             self._recorded = RecordedDensity(self.log_joint, example)
         return self._recorded is not None and self._recorded.is_recorded
 
@@ -145,12 +149,12 @@ class SearchDensity:
         return self(u.detach())
 
     def _has_graph(self, start: Tensor) -> bool:
-        if self._recorded is None and start.numel() <= MOST_RECORDED:
+        if self._recorded is None and start.numel() <= MAX_LATENTS_TO_RECORD:
             return bool(self._value(start).isfinite()) and self.record(start)
         return self._recorded is not None and self._recorded.is_recorded
 
     def _is(self, u: Tensor, value: float) -> bool:
         """Whether the model has this value at a point."""
         found = float(self._value(u))
-        relative, absolute = _SAME
+        relative, absolute = _GRAPH_VALUE_TOLERANCES
         return math.isclose(found, value, rel_tol=relative, abs_tol=absolute)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 __all__ = ["StartReport", "Trial"]
 
-_FAR = 1e6  # nats
+_MAX_SHOWN_DEFICIT_NATS = 1e6  # to the best score
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Trial:
         :param float best: the highest score of all; one that is far below is not a number to read.
         :returns: its name, its score and the note.
         """
-        shown = f"{self.score:.6g}" if self.score >= best - _FAR else "far below"
+        shown = f"{self.score:.6g}" if self.score >= best - _MAX_SHOWN_DEFICIT_NATS else "far below"
         return f"{self.name} {shown}" + (f" ({self.note})" if self.note else "")
 
 

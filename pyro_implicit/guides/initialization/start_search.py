@@ -27,23 +27,22 @@ from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 
-__all__ = ["NO_MODE", "search", "starting_points"]
+__all__ = ["ADVICE_ON_RANDOM_DENSITIES", "search", "starting_points"]
 
-#: what follows from a random density, for a message
-NO_MODE = (
+ADVICE_ON_RANDOM_DENSITIES = (
     ", so it has no one mode to start from: a latent site is hidden from this guide, or a plate "
     "draws a random subsample. Call guide.setup(...) with the whole data, or leave init_from out."
 )
 
-_POINTS = 8  # besides the one asked for
-_JUDGES = 200  # draws by which two mean-field fits are compared
-_NARROW = 0.01  # deviation of the reference around a mere point
-_TRIES = {
+_NUM_RANDOM_POINTS = 8  # besides the location asked for
+_NUM_BOUND_DRAWS = 200  # that two mean-field fits are compared on
+_POINT_REFERENCE_SD = 0.01  # of the Gaussian that stands for a mere point
+_MAX_TRIES = {
     "laplace": 4,
     "hessian": 2,
     "ggn": 2,
     "full-rank": 2,
-}  # the last three take thousands of steps each
+}  # each of the last three takes thousands of steps
 
 
 @dataclass
@@ -81,13 +80,13 @@ def search(
     Gaussian in the same place.
     """
     points = starting_points(log_joint, loc)
-    log_joint.check_deterministic(points[0], NO_MODE)
-    density, narrow = SearchDensity(log_joint), torch.full_like(loc, _NARROW)
+    log_joint.check_deterministic(points[0], ADVICE_ON_RANDOM_DENSITIES)
+    density, narrow = SearchDensity(log_joint), torch.full_like(loc, _POINT_REFERENCE_SD)
     floors = [objective(density, point, narrow, 4) for point in points]
     far = 10.0 + loc.numel()  # nats
     others = sorted(range(1, len(points)), key=lambda index: -floors[index])
     best, failure = None, None
-    for index in [0, *others][: _TRIES[kind]]:
+    for index in [0, *others][: _MAX_TRIES[kind]]:
         try:
             found = _fit(kind, density, points[index], is_network)
         except NonFiniteError as error:
@@ -146,7 +145,7 @@ def _by_the_mode(density: SearchDensity, fit: MeanField) -> MeanField:
         return fit
     scale = curvature.diagonal().clamp(min=1e-4).rsqrt()
     other = fit_mean_field_from(density, mode, scale)
-    fits = [(objective(density, one.loc, one.scale, _JUDGES), one) for one in (fit, other)]
+    fits = [(objective(density, one.loc, one.scale, _NUM_BOUND_DRAWS), one) for one in (fit, other)]
     return max(fits, key=lambda pair: pair[0])[1]
 
 
@@ -160,15 +159,15 @@ def starting_points(log_joint: LogJoint, loc: Tensor) -> list[Tensor]:
     :raises NonFiniteError: if there is none.
     """
     generator = torch.Generator("cpu").manual_seed(0)
-    uniform = 4 * torch.rand(_POINTS, loc.numel(), generator=generator, device="cpu") - 2
+    uniform = 4 * torch.rand(_NUM_RANDOM_POINTS, loc.numel(), generator=generator, device="cpu") - 2
     with torch.no_grad():
         points = [u for u in (loc, *uniform.to(loc)) if torch.isfinite(log_joint.value(u))]
     if not points:
         raise NonFiniteError(
             "the model's log-density is not finite at the start, nor at any of "
-            f"{_POINTS} others{log_joint.explain(loc)}, so no Gaussian can be sought. Look for NaN "
-            "in the data, and for latents that lead out of that site's domain (a scale that "
-            "reaches 0, say); or leave init_from out and give an init_loc_fn."
+            f"{_NUM_RANDOM_POINTS} others{log_joint.explain(loc)}, so no Gaussian can be sought. "
+            "Look for NaN in the data, and for latents that lead out of that site's domain (a "
+            "scale that reaches 0, say); or leave init_from out and give an init_loc_fn."
         )
     return points
 

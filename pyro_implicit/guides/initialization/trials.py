@@ -16,10 +16,10 @@ from pyro_implicit.guides.initialization.start_report import Trial
 
 __all__ = ["FAILURES", "Trials"]
 
-#: what a candidate may fail with; it is dropped, and the report says so
+#: what a candidate may fail with; it is then dropped, and the report says so
 FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
 
-_NOT_FINITE = "not finite: dropped"
+_NOTE_IF_NOT_FINITE = "not finite: dropped"
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Trials:
         """
         try:
             point, score = self.density.ascend(loc, num_steps)
-            note = "" if math.isfinite(score) else _NOT_FINITE
+            note = "" if math.isfinite(score) else _NOTE_IF_NOT_FINITE
         except FAILURES as error:
             point, score, note = loc, -math.inf, _first_line(error)
         self.locations.append(Trial(name, score, note))
@@ -73,7 +73,8 @@ class Trials:
             return
         if math.isfinite(score):
             self.starts[name] = start
-        self.gaussians.append(Trial(name, score, note if math.isfinite(score) else _NOT_FINITE))
+        note = note if math.isfinite(score) else _NOTE_IF_NOT_FINITE
+        self.gaussians.append(Trial(name, score, note))
 
     def best(self) -> str | None:
         """The name of the Gaussian with the highest score, None if all have failed."""

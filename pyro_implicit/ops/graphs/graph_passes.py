@@ -12,9 +12,9 @@ __all__ = ["fold_constants", "is_functional", "merge_repetitions", "node_values"
 
 _aten = torch.ops.aten
 #: operations that return their first argument's numbers as they are
-_SAME = (_aten.alias.default, _aten.detach.default, _aten.lift_fresh_copy.default)
-#: those that look at the shape of their first argument alone
-_SHAPE_ALONE = (
+_IDENTITIES = (_aten.alias.default, _aten.detach.default, _aten.lift_fresh_copy.default)
+#: operations that look at the shape of their first argument alone
+_FUNCTIONS_OF_SHAPE = (
     _aten.new_zeros.default,
     _aten.new_ones.default,
     _aten.new_full.default,
@@ -22,26 +22,26 @@ _SHAPE_ALONE = (
     _aten.ones_like.default,
     _aten.full_like.default,
 )
-#: those whose numbers are whatever was in memory
-_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-#: those that do nothing with this second argument
-_NEUTRAL: dict[Any, int] = {
+#: names of operations that return whatever was in memory
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+#: second arguments with which an operation does nothing
+_NEUTRAL_ELEMENTS: dict[Any, int] = {
     _aten.mul.Tensor: 1,
     _aten.mul.Scalar: 1,
     _aten.div.Tensor: 1,
     _aten.sub.Tensor: 0,
     _aten.pow.Tensor_Scalar: 1,
 }
-#: those that do nothing where the shape stays
-_SHAPED = (
+#: operations that do nothing where the shape stays
+_IDENTITIES_IF_SHAPE_STAYS = (
     _aten.view.default,
     _aten.expand.default,
     _aten._unsafe_view.default,
     _aten.slice.Tensor,
 )
-_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
-#: those that take themselves back
-_TWICE = (_aten.t.default, _aten.transpose.int)
+_VIEW_OPERATIONS = (_aten.view.default, _aten._unsafe_view.default)
+#: operations that undo themselves when applied a second time
+_INVOLUTIONS = (_aten.t.default, _aten.transpose.int)
 _Values = dict[str, Any]
 
 
@@ -110,7 +110,7 @@ def _is_fixed(node: fx.Node) -> bool:
     packet = getattr(node.target, "overloadpacket", None)
     if any(_is_mutable(user) and user.args[0] is node for user in node.users):
         return False
-    return packet is None or packet.__name__ not in _EMPTY
+    return packet is None or packet.__name__ not in _UNINITIALISED
 
 
 # ---- constants
@@ -130,7 +130,7 @@ def fold_constants(graph: fx.GraphModule, values: _Values, *, held: bool) -> Non
             constants.add(node.name)
         elif _is_fixed(node):
             known = all(inner.name in constants for inner in node.all_input_nodes)
-            if known or node.target in _SHAPE_ALONE:
+            if known or node.target in _FUNCTIONS_OF_SHAPE:
                 constants.add(node.name)
                 _replace_by_constant(graph, node, values, constants)
     graph.graph.eliminate_dead_code()
@@ -215,9 +215,9 @@ def _shorten(node: fx.Node, values: _Values) -> None:
     if not isinstance(behind, fx.Node):
         return
     value, before = values[node.name], values[behind.name]
-    if node.target in _VIEWS and inner.target in _VIEWS:
+    if node.target in _VIEW_OPERATIONS and inner.target in _VIEW_OPERATIONS:
         node.target, node.args = _aten.view.default, (behind, *node.args[1:])
-    elif node.target in _TWICE and inner.target is node.target:
+    elif node.target in _INVOLUTIONS and inner.target is node.target:
         same = isinstance(value, Tensor) and value.shape == before.shape
         if same and value.stride() == before.stride() and inner.args[1:] == node.args[1:]:
             node.target, node.args = _aten.alias.default, (behind,)
@@ -232,14 +232,14 @@ def _changes_nothing(node: fx.Node, values: _Values, held: bool) -> bool:
         return False
     if any(_is_mutable(user) and user.args[0] is node for user in node.users):
         return False
-    if node.target in _SAME:
+    if node.target in _IDENTITIES:
         return True
     # the order of a sum is that of the memory
     alike = value.shape == before.shape and value.dtype == before.dtype
     alike = alike and value.stride() == before.stride()
-    if node.target in _SHAPED:
+    if node.target in _IDENTITIES_IF_SHAPE_STAYS:
         return alike
-    return alike and node.target in _NEUTRAL and _is_all(node, values, held)
+    return alike and node.target in _NEUTRAL_ELEMENTS and _is_all(node, values, held)
 
 
 def _is_all(node: fx.Node, values: _Values, held: bool) -> bool:
@@ -250,5 +250,5 @@ def _is_all(node: fx.Node, values: _Values, held: bool) -> bool:
             return False
         other = values[other.name]
     if isinstance(other, Tensor):
-        return bool((other == _NEUTRAL[node.target]).all())
-    return bool(other == _NEUTRAL[node.target])
+        return bool((other == _NEUTRAL_ELEMENTS[node.target]).all())
+    return bool(other == _NEUTRAL_ELEMENTS[node.target])

@@ -10,9 +10,9 @@ from torch import Tensor, fx
 __all__ = ["reuse_memory"]
 
 _aten = torch.ops.aten
-_COMMUTATIVE = {_aten.add.Tensor: _aten.add_.Tensor, _aten.mul.Tensor: _aten.mul_.Tensor}
-_IN_PLACE: dict[Any, Any] = {
-    **_COMMUTATIVE,
+_COMMUTATIVE_VARIANTS = {_aten.add.Tensor: _aten.add_.Tensor, _aten.mul.Tensor: _aten.mul_.Tensor}
+_IN_PLACE_VARIANTS: dict[Any, Any] = {
+    **_COMMUTATIVE_VARIANTS,
     _aten.sub.Tensor: _aten.sub_.Tensor,
     _aten.div.Tensor: _aten.div_.Tensor,
     _aten.tanh.default: _aten.tanh_.default,
@@ -21,8 +21,8 @@ _IN_PLACE: dict[Any, Any] = {
     _aten.exp.default: _aten.exp_.default,
     _aten.neg.default: _aten.neg_.default,
 }
-#: those that write into an argument by name
-_INTO = {_aten.tanh_backward.default: _aten.tanh_backward.grad_input}
+#: operations that write into an argument ``grad_input`` instead
+_OUT_VARIANTS = {_aten.tanh_backward.default: _aten.tanh_backward.grad_input}
 
 
 def reuse_memory(graph: fx.GraphModule, values: dict[str, Any]) -> None:
@@ -41,9 +41,10 @@ def reuse_memory(graph: fx.GraphModule, values: dict[str, Any]) -> None:
             last_use[_storage(values.get(operand.name))] = place
     kept = {_storage(values.get(n.name)) for n in nodes if n.op in ("placeholder", "get_attr")}
     for place, node in enumerate(nodes):
-        if node.op != "call_function" or not (node.target in _IN_PLACE or node.target in _INTO):
+        has_variant = node.target in _IN_PLACE_VARIANTS or node.target in _OUT_VARIANTS
+        if node.op != "call_function" or not has_variant:
             continue
-        for position in (0, 1) if node.target in _COMMUTATIVE else (0,):
+        for position in (0, 1) if node.target in _COMMUTATIVE_VARIANTS else (0,):
             if _may_overwrite(node, position, values, last_use, place, kept):
                 _write_over(node, position)
                 break
@@ -80,10 +81,10 @@ def _may_overwrite(
 
 
 def _write_over(node: fx.Node, position: int) -> None:
-    if node.target in _INTO:
+    if node.target in _OUT_VARIANTS:
         node.kwargs = {"grad_input": node.args[0]}
-        node.target = _INTO[node.target]
+        node.target = _OUT_VARIANTS[node.target]
         return
-    node.target = _IN_PLACE[node.target]
+    node.target = _IN_PLACE_VARIANTS[node.target]
     if position:
         node.args = (node.args[1], node.args[0], *node.args[2:])

@@ -17,11 +17,11 @@ __all__ = ["OperationTracer", "is_tracing", "without_cast_cache"]
 
 _aten = torch.ops.aten
 #: what ``torch.tensor`` calls on a tensor that nobody else has, and what a graph does in its place
-_FRESH, _COPIED = _aten.lift_fresh.default, _aten.lift_fresh_copy.default
-_WITHOUT = "a tensor was made of another one without an operation"
-_PLAIN = (Tensor, nn.Parameter)
-#: arguments that are written into a graph as they are
-_VALUES = (
+_LIFT_FRESH, _LIFT_FRESH_COPY = _aten.lift_fresh.default, _aten.lift_fresh_copy.default
+_ERROR_OF_UNSEEN_OPERATION = "a tensor was made of another one without an operation"
+_TENSOR_TYPES = (Tensor, nn.Parameter)  # those without operations of their own
+#: of arguments that are written into a graph as they are
+_LITERAL_TYPES = (
     type(None),
     bool,
     int,
@@ -90,7 +90,7 @@ class OperationTracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes an operation and runs it."""
         kwargs = kwargs or {}
-        if any(kind not in _PLAIN for kind in types):
+        if any(kind not in _TENSOR_TYPES for kind in types):
             return NotImplemented  # of another kind of tensors, which has operations of its own
         if torch.is_inference_mode_enabled():  # where autograd does not take it apart before
             with self:
@@ -107,8 +107,8 @@ class OperationTracer(TorchDispatchMode):
             if not fixed:
                 raise RuntimeError(f"{func} gives a data-dependent number to the program")
             return func(*args, **kwargs)
-        called = _COPIED if func is _FRESH else func
-        if func is _FRESH:  # what torch.tensor has just filled
+        called = _LIFT_FRESH_COPY if func is _LIFT_FRESH else func
+        if func is _LIFT_FRESH:  # what torch.tensor has just filled
             self._made.pop(_memory(args[0]), None)
         node = self._graph.create_node(
             "call_function",
@@ -124,7 +124,7 @@ class OperationTracer(TorchDispatchMode):
             self._where |= {id(one): _memory(one) for one in _written_by(func, args, kwargs)}
         known = fixed and any(one is not None for one in given)
         random = torch.Tag.nondeterministic_seeded in func.tags
-        self._know(result, node, constant=called is _COPIED or (known and not random))
+        self._know(result, node, constant=called is _LIFT_FRESH_COPY or (known and not random))
         return result
 
     def _find(self, tensor: Tensor) -> tuple[TensorWeakRef, fx.Node, bool] | None:
@@ -155,13 +155,13 @@ class OperationTracer(TorchDispatchMode):
             if found is None:
                 return self._hold(value)
             if self._where[id(value)] != _memory(value):  # x.data = w
-                raise RuntimeError(_WITHOUT)
+                raise RuntimeError(_ERROR_OF_UNSEEN_OPERATION)
             return found[1]
         if isinstance(value, (list, tuple)):
             return type(value)(map(self._noted, value))
         if isinstance(value, dict):
             return {key: self._noted(one) for key, one in value.items()}
-        if not isinstance(value, _VALUES):
+        if not isinstance(value, _LITERAL_TYPES):
             raise TypeError(f"a {type(value).__name__} among the arguments of an operation")
         return value
 
@@ -171,7 +171,7 @@ class OperationTracer(TorchDispatchMode):
         if name is None:
             memory = _memory(tensor)
             if self._is_made(tensor):  # nn.Parameter(w)
-                raise RuntimeError(_WITHOUT)
+                raise RuntimeError(_ERROR_OF_UNSEEN_OPERATION)
             self._given.add(memory)
             kind = "param" if isinstance(tensor, nn.Parameter) else "tensor"
             number = sum(one.startswith(f"_{kind}") for one in self._held.values())

@@ -11,8 +11,9 @@ from torch import Tensor, fx
 __all__ = ["call_quickly"]
 
 _aten = torch.ops.aten
-#: those of ``torch``, by the overloads whose arguments are in the same order there
-_OF_TORCH: dict[str, tuple[str, ...]] = {
+#: operations that ``torch`` has by the same name, by the overloads whose arguments are in the same
+#: order there
+_OVERLOADS_IN_TORCH: dict[str, tuple[str, ...]] = {
     "_is_all_true": ("default",),
     "abs": ("default",),
     "add": ("Tensor",),
@@ -73,8 +74,8 @@ _OF_TORCH: dict[str, tuple[str, ...]] = {
     "unsqueeze": ("default",),
     "where": ("self",),
 }
-#: those of tensors
-_OF_TENSORS: dict[str, tuple[str, ...]] = {
+#: operations that tensors have as methods of the same name and order
+_OVERLOADS_OF_METHODS: dict[str, tuple[str, ...]] = {
     "add_": ("Tensor",),
     "div_": ("Tensor",),
     "exp_": ("default",),
@@ -88,8 +89,8 @@ _OF_TENSORS: dict[str, tuple[str, ...]] = {
     "tanh_": ("default",),
     "view": ("default",),
 }
-#: in these a number is made a tensor by every call
-_WITH_NUMBER = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
+#: operations that make a tensor of a number beside a tensor, at every call
+_CONVERTING_NUMBERS = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
 
 
 def call_quickly(graph: fx.GraphModule, values: dict[str, Any]) -> None:
@@ -106,7 +107,7 @@ def call_quickly(graph: fx.GraphModule, values: dict[str, Any]) -> None:
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
             continue
-        quick = _QUICK.get(node.target)
+        quick = _QUICK_BY_OVERLOAD.get(node.target)
         if quick is None:
             continue
         _hold_number(graph, node, values)
@@ -120,7 +121,7 @@ def call_quickly(graph: fx.GraphModule, values: dict[str, Any]) -> None:
 def _hold_number(graph: fx.GraphModule, node: fx.Node, values: dict[str, Any]) -> None:
     """Gives a number that stands beside a tensor as a tensor without dimensions."""
     name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
-    if name not in _WITH_NUMBER or len(node.args) != 2 or node.kwargs:
+    if name not in _CONVERTING_NUMBERS or len(node.args) != 2 or node.kwargs:
         return
     operand, number = node.args
     if not isinstance(operand, fx.Node) or type(number) not in (int, float):
@@ -141,7 +142,7 @@ def _is_plain(value: Tensor) -> bool:
 
 def _quick() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {}
-    for home, table in ((torch, _OF_TORCH), (Tensor, _OF_TENSORS)):
+    for home, table in ((torch, _OVERLOADS_IN_TORCH), (Tensor, _OVERLOADS_OF_METHODS)):
         for name, overloads in table.items():
             packet = getattr(_aten, name)
             for overload in overloads:
@@ -149,4 +150,4 @@ def _quick() -> dict[Any, Callable[..., Any]]:
     return found
 
 
-_QUICK = _quick()
+_QUICK_BY_OVERLOAD = _quick()

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["ReadValues"]
 
-#: what hands numbers to Python, NumPy or text without an operation of the dispatcher
-_READING = frozenset(
+#: functions that hand numbers to Python, NumPy or text without an operation of the dispatcher
+_READING_FUNCTIONS = frozenset(
     {
         Tensor.__array__,
         Tensor.__complex__,
@@ -33,8 +33,9 @@ _READING = frozenset(
         Tensor.equal,
     }
 )
-#: what reads the entries of a list of tensors, past the dispatcher; the place of the list
-_BUILDING = {
+#: functions that read the entries of a list of tensors, past the dispatcher; the position of the
+#: list among their arguments
+_POSITION_OF_READ_LIST = {
     torch.tensor: 0,
     torch.as_tensor: 0,
     torch.asarray: 0,
@@ -43,12 +44,12 @@ _BUILDING = {
     Tensor.__getitem__: 1,
     Tensor.__setitem__: 1,
 }
-#: what reads places to cut at, if these are a tensor
-_CUTTING = frozenset({torch.tensor_split, Tensor.tensor_split})
-#: what gives the memory, which libraries look at without reading it
-_LENDING = frozenset({Tensor.storage, Tensor.untyped_storage})
-_LIBRARIES = frozenset({"torch", "pyro", "pyro_implicit"})
-_BETWEEN = ("torch._tensor", "torch.overrides")  # modules on the way from a program to a tensor
+#: functions that read the places to cut at, if these are a tensor
+_SPLITTING_FUNCTIONS = frozenset({torch.tensor_split, Tensor.tensor_split})
+#: methods that give the memory, which libraries look at without reading it
+_STORAGE_METHODS = frozenset({Tensor.storage, Tensor.untyped_storage})
+_LIBRARY_PACKAGES = frozenset({"torch", "pyro", "pyro_implicit"})
+_OVERRIDE_MODULES = ("torch._tensor", "torch.overrides")  # between a program and a tensor
 
 
 class ReadValues(TorchFunctionMode):
@@ -69,8 +70,8 @@ class ReadValues(TorchFunctionMode):
         """Calls the function."""
         self.found = (
             self.found
-            or func in _READING
-            or (func in _LENDING and _is_asked_by_a_program(sys._getframe(1)))
+            or func in _READING_FUNCTIONS
+            or (func in _STORAGE_METHODS and _is_asked_by_a_program(sys._getframe(1)))
             or _reads_entries(func, args, kwargs or {})
         )
         return func(*args, **(kwargs or {}))
@@ -79,21 +80,23 @@ class ReadValues(TorchFunctionMode):
 def _is_asked_by_a_program(frame: Any) -> bool:
     """Whether a call comes of something else than a library."""
     while frame is not None and (
-        frame.f_globals.get("__name__") in _BETWEEN or frame.f_code.co_name == "__torch_function__"
+        frame.f_globals.get("__name__") in _OVERRIDE_MODULES
+        or frame.f_code.co_name == "__torch_function__"
     ):
         frame = frame.f_back
     name = "" if frame is None else frame.f_globals.get("__name__", "")
-    return name.partition(".")[0] not in _LIBRARIES
+    return name.partition(".")[0] not in _LIBRARY_PACKAGES
 
 
 def _reads_entries(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a function makes a tensor, an index or places of the numbers of other tensors."""
     given = [*args, *kwargs.values()]
-    if func in _CUTTING:
+    if func in _SPLITTING_FUNCTIONS:
         return any(isinstance(one, Tensor) for one in given[1:])
-    if func not in _BUILDING:
+    if func not in _POSITION_OF_READ_LIST:
         return False
-    what = given[_BUILDING[func]] if len(given) > _BUILDING[func] else None
+    position = _POSITION_OF_READ_LIST[func]
+    what = given[position] if len(given) > position else None
     if func in (Tensor.__getitem__, Tensor.__setitem__):  # a tuple of tensors is several indices
         parts = what if isinstance(what, tuple) else (what,)
         return any(isinstance(part, list) and _holds_tensor(part) for part in parts)

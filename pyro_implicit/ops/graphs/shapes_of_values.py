@@ -11,10 +11,16 @@ from torch import Tensor, fx
 
 __all__ = ["shapes_of_values"]
 
-_INDEX = torch.ops.aten.index.Tensor
-_MASKS = (torch.bool, torch.uint8)
-#: of as many entries as are not zero, which torch does not say of them
-_SPARSE = ("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc")
+_INDEX_OPERATION = torch.ops.aten.index.Tensor
+_MASK_DTYPES = (torch.bool, torch.uint8)
+#: operations whose results have as many entries as are not zero, which torch does not tell of them
+_SPARSE_CONVERSIONS = (
+    "_to_sparse",
+    "_to_sparse_csr",
+    "_to_sparse_csc",
+    "_to_sparse_bsr",
+    "_to_sparse_bsc",
+)
 
 
 def shapes_of_values(
@@ -51,14 +57,14 @@ def _changes(graph: fx.GraphModule, node: fx.Node, changing: set[int]) -> bool:
 
 def _follows_values(node: fx.Node, varying: set[fx.Node]) -> bool:
     packet = getattr(node.target, "overloadpacket", None)
-    if getattr(packet, "__name__", "") in _SPARSE:
+    if getattr(packet, "__name__", "") in _SPARSE_CONVERSIONS:
         return True
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         return False
-    if node.target is not _INDEX:
+    if node.target is not _INDEX_OPERATION:
         return True
     indices: Any = node.args[1]
-    return any(_dtype(one) in _MASKS for one in indices if one in varying)
+    return any(_dtype(one) in _MASK_DTYPES for one in indices if one in varying)
 
 
 def _dtype(node: fx.Node) -> torch.dtype:

@@ -17,7 +17,7 @@ from pyro_implicit._checks import check_number, shown
 from pyro_implicit._signature import leading_arguments, places_of
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.guides.seen_observations import TOLD_ONCE
+from pyro_implicit.guides.seen_observations import BEGIN_OF_WARNING
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.rows.same_rows import are_alike, fingerprint
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
@@ -249,7 +249,7 @@ def _density(
     model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samples: int
 ) -> float:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", TOLD_ONCE)
+        warnings.filterwarnings("ignore", BEGIN_OF_WARNING)
         densities = log_predictive_density(
             model, guide, *args, num_samples=num_samples, seed=0, **kwargs
         )

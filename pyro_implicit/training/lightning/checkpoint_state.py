@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyro_implicit._plain import check_like, first_difference, non_finite
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError, StateError
-from pyro_implicit.guides.first_call import FIRST_CALL
+from pyro_implicit.guides.first_call import FIRST_CALL_KEY
 
 __all__ = [
     "CHECKPOINT_KEY",
@@ -154,7 +154,7 @@ def check_tensors(found: Any, expected: dict[str, Any], trained: Iterable[str] =
             ours, theirs = _describe(value), _describe(theirs)
             notes = None if ours == theirs else f"{name} is {theirs} there and {ours} here"
         else:
-            notes = first_difference(theirs, value, name, (FIRST_CALL,))
+            notes = first_difference(theirs, value, name, (FIRST_CALL_KEY,))
         if notes:
             raise StateError(f"the checkpoint is of another model or guide: {notes}.")
     bad = non_finite({name: found[name] for name in trained if name in found})

@@ -44,10 +44,10 @@ GUIDES = {"hypernetwork": HyperNetworkGuide, "matrix": MMNNGuide, "branches": CM
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer steps, where how good the start is does not matter."""
-    for name in ("_MODE_STEPS", "_MEAN_FIELD", "_MEAN_FIELD_MIDDLE"):
+    for name in ("_MODE_STEPS", "_MEAN_FIELD_STEPS", "_MEAN_FIELD_STEPS_LARGE"):
         monkeypatch.setattr(auto, name, 20)
-    monkeypatch.setattr(auto, "_UPHILL", 3)
-    monkeypatch.setattr(auto, "_JUDGES", 8)
+    monkeypatch.setattr(auto, "_UPHILL_STEPS", 3)
+    monkeypatch.setattr(auto, "_NUM_BOUND_DRAWS", 8)
 
 
 def _report(guide: Any) -> StartReport:
@@ -70,8 +70,8 @@ def test_it_is_the_posterior_of_an_ill_conditioned_gaussian(
     scale = torch.logspace(-1.5, 1.5, 6)
     root = torch.linalg.qr(torch.randn(6, 6))[0] * scale
     truth = dist.MultivariateNormal(torch.randn(6), root @ root.mT)
-    monkeypatch.setattr(auto, "_MEAN_FIELD", 100)
-    monkeypatch.setattr(auto, "_MEAN_FIELD_MIDDLE", 100)
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS", 100)
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS_LARGE", 100)
     guide = kind(lambda: pyro.sample("w", truth)).setup()
     assert _report(guide).taken in ("mode", "full rank")  # here the same
     draws = guide.sample(20_000)["w"]
@@ -86,8 +86,8 @@ def test_it_is_not_the_peak_of_a_hierarchical_model_that_has_no_mass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the groups' deviation goes to zero the density has no bound, and uphill leads there."""
-    monkeypatch.setattr(auto, "_MEAN_FIELD", 200)  # the other begins from afar
-    monkeypatch.setattr(auto, "_MEAN_FIELD_MIDDLE", 250)
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS", 200)  # the other begins from afar
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS_LARGE", 250)
     own = torch.Generator().manual_seed(2026)
     levels = 1.0 + 0.7 * torch.randn(12, generator=own)
     group = torch.randint(12, (60,), generator=own)
@@ -186,8 +186,8 @@ def test_it_is_no_worse_than_a_bare_one(quick: None, kind: Any, case: Case) -> N
 def test_a_factorised_guide_begins_as_the_best_gaussian_of_its_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "_MEAN_FIELD", 20)
-    monkeypatch.setattr(auto, "_MEAN_FIELD_MIDDLE", 20)
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS", 20)
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS_LARGE", 20)
     root = torch.randn(4, 4)
     precision = root @ root.mT + torch.eye(4)
 
@@ -216,7 +216,7 @@ def test_a_regression_of_hundreds_of_weights_is_its_posterior(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Conjugate: 270 weights, 90 rows. No network, though it is one module."""
-    monkeypatch.setattr(auto, "_MEAN_FIELD_MIDDLE", 20)
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS_LARGE", 20)
     net = BayesianModule(nn.Linear(270, 1, bias=False), prior=dist.Normal(0.0, 1.0))
     x = torch.randn(90, 270) / 5
     y = x @ torch.randn(270) + 0.5 * torch.randn(90)
@@ -432,10 +432,10 @@ def test_errors_that_are_no_number_drop_a_candidate(quick: None) -> None:
 
 
 def test_more_latents_than_a_fit_serves(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "_MIDDLE", 10)
+    monkeypatch.setattr(auto, "_MAX_MEAN_FIELD_LATENTS", 10)
     report = _report(HyperNetworkGuide(_many(300)[0]).setup())
     assert report.reason == "too many latents for a fit"
-    assert report.num_gradients <= 5 * auto._UPHILL_LARGE
+    assert report.num_gradients <= 5 * auto._UPHILL_STEPS_LARGE
 
 
 # ---- networks of many weights
@@ -464,7 +464,8 @@ def test_a_network_begins_narrow_at_its_own_values(quick: None, kind: Any) -> No
     model, data = _fits(net, 40)
     guide = kind(model).setup(*data)
     report, sampler = _report(guide), guide.samplers[0]
-    assert (report.location, report.taken, report.gaussians) == (auto._MODULE, "narrow", ())
+    assert report.location == auto._MODULE_LOCATION
+    assert (report.taken, report.gaussians) == ("narrow", ())
     draws = guide.sample(2000)
     for name, value in net.module.state_dict().items():
         weights = kind is not HyperNetworkGuide and value.dim() > 1
@@ -581,7 +582,7 @@ def test_values_of_no_density_are_no_start(quick: None) -> None:
         pyro.factor("spoiled", torch.where(at_own, torch.nan, 0.0) + 0 * f.sum())
 
     report = _report(HyperNetworkGuide(spoiled).setup(*data))
-    assert report.location != auto._MODULE
+    assert report.location != auto._MODULE_LOCATION
 
 
 # ---- seen by nothing else

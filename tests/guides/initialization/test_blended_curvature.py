@@ -169,7 +169,7 @@ def test_all_draws_are_taken_where_they_are_cheap_and_else_until_the_bound_is_le
     mean, scale = torch.zeros(3).double(), torch.full((3,), 0.3, dtype=torch.float64)
     monkeypatch.setattr(Blend, "is_enough", lambda self, average: True)
     assert blended_curvature(bent_density(), mean, scale, 12)[1] == 12
-    monkeypatch.setattr(module, "ALL_TAKEN", 2)
+    monkeypatch.setattr(module, "MAX_LATENTS_FOR_ALL_DRAWS", 2)
     assert blended_curvature(bent_density(), mean, scale, 12)[1] == 2
 
 

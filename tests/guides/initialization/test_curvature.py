@@ -187,7 +187,7 @@ def quartic(u):
 
 @pytest.mark.parametrize("rows", [1, 2, 256])
 def test_the_hessian_is_that_of_autograd_whatever_the_block(monkeypatch, rows):
-    monkeypatch.setattr(curvature, "_ROWS", rows)
+    monkeypatch.setattr(curvature, "_MAX_ROWS_AT_ONCE", rows)
     u = torch.tensor([0.3, -1.2, 0.8], dtype=torch.float64)
     found = hessian(quartic, u)
     torch.testing.assert_close(found, torch.autograd.functional.hessian(quartic, u))

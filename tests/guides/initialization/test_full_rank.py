@@ -204,6 +204,6 @@ def test_a_walk_of_some_hundred_steps_begins_far_above_the_mean_field() -> None:
 def test_not_of_networks_nor_of_more_than_a_thousand(make: Any, monkeypatch: Any) -> None:
     from pyro_implicit.guides.initialization import auto
 
-    monkeypatch.setattr(auto, "_MEAN_FIELD_MIDDLE", 10)
+    monkeypatch.setattr(auto, "_MEAN_FIELD_STEPS_LARGE", 10)
     report: Any = HyperNetworkGuide(make()).setup().start_report
     assert "full rank" not in {trial.name for trial in report.gaussians}

@@ -236,7 +236,7 @@ def test_fitted_guides_that_do_not_fit():
 
 @pytest.mark.parametrize("kind", ["laplace", "hessian", "ggn", "full-rank"])
 def test_too_many_latents_for_a_full_matrix(kind, monkeypatch):
-    monkeypatch.setattr(gaussian_start, "_MAX_FULL", 2)
+    monkeypatch.setattr(gaussian_start, "_MAX_LATENTS_FOR_FULL_MATRIX", 2)
     with pytest.raises(ArgumentError, match=f"init_from='{kind}' needs a 3 x 3 matrix; .* most 2"):
         HyperNetworkGuide(model, init_from=kind).setup()
 

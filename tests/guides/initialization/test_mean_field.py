@@ -77,7 +77,7 @@ def test_prices_in_dollars(start: str) -> None:
 @pytest.mark.long
 def test_a_start_that_is_still_on_its_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A narrow posterior a million deviations from where latents begin."""
-    monkeypatch.setattr(mean_field, "_MOST", 300)  # by the own limit it is so too, in ten seconds
+    monkeypatch.setattr(mean_field, "_MAX_STEPS", 300)  # by the own limit so too, in ten seconds
     torch.manual_seed(0)
     data = 50_000 + 0.5 * torch.randn(100)
 
@@ -98,8 +98,8 @@ def test_whether_a_fit_at_its_limit_was_level_is_judged_by_what_more_steps_bring
     far: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One draw of a density is too noisy to tell, where its optimum is narrow beside latents."""
-    monkeypatch.setattr(mean_field, "_MOST", 200)  # too few for any look at whether it is level
-    monkeypatch.setattr(mean_field, "_UPHILL", 1)
+    monkeypatch.setattr(mean_field, "_MAX_STEPS", 200)  # too few for a look at whether it is level
+    monkeypatch.setattr(mean_field, "_UPHILL_STEPS", 1)
     torch.manual_seed(0)
 
     def density(u: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def test_whether_a_fit_at_its_limit_was_level_is_judged_by_what_more_steps_bring
     fit = fit_mean_field_near(density, [torch.full((2,), far)])
     if far:
         assert not fit.is_level
-    monkeypatch.setattr(mean_field, "_MOST", 2000)
+    monkeypatch.setattr(mean_field, "_MAX_STEPS", 2000)
     again = mean_field._further(density, MeanField(fit.loc, torch.ones(2), False), 400, 9.0)
     assert again.is_level == (not far)
 
@@ -167,7 +167,7 @@ def test_uphill_keeps_the_best_point() -> None:
 
 @pytest.mark.long
 def test_by_name_it_preconditions_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mean_field, "_MOST", 900)
+    monkeypatch.setattr(mean_field, "_MAX_STEPS", 900)
     scale = torch.tensor([0.02, 0.5, 3.0])
 
     def model() -> None:
@@ -201,11 +201,11 @@ def test_a_network_is_fitted_at_a_tenth_of_the_rates(
     is_network: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a slope each step of Adam has the length of its rate."""
-    for name in ("_UPHILL", "_FURTHER"):
+    for name in ("_UPHILL_STEPS", "_NETWORK_UPHILL_STEPS"):
         monkeypatch.setattr(mean_field, name, 1)  # one look, at where it begins
-    for name in ("_MOST", "_MOST_SLOW"):
+    for name in ("_MAX_STEPS", "_MAX_NETWORK_STEPS"):
         monkeypatch.setattr(mean_field, name, 3)
-    monkeypatch.setattr(mean_field, "_COLDEST", 1.0)
+    monkeypatch.setattr(mean_field, "_FINAL_RATE_FACTOR", 1.0)
     monkeypatch.setattr(mean_field._Fit, "result", lambda fit, is_level: Began(fit.now))
     fit: Any = fit_mean_field_near(lambda u: (2 * u).sum(), [torch.zeros(4)], is_network=is_network)
     now = fit.now
@@ -220,8 +220,8 @@ def test_a_network_is_fitted_by_fewer_steps(
 ) -> None:
     """They are long enough, at a tenth of the rates, for any deviation that a prior has."""
     taken: list[int] = []
-    monkeypatch.setattr(mean_field, "_UPHILL", 1)
-    monkeypatch.setattr(mean_field, "_FURTHER", 1)
+    monkeypatch.setattr(mean_field, "_UPHILL_STEPS", 1)
+    monkeypatch.setattr(mean_field, "_NETWORK_UPHILL_STEPS", 1)
     monkeypatch.setattr(mean_field, "_is_level", lambda values, _: taken.append(len(values)))
     fit_mean_field_near(lambda u: -0.5 * u.square().sum(), [torch.zeros(2)], is_network=is_network)
     assert max(taken) < (2000 if is_network else 5000)

@@ -84,7 +84,7 @@ def test_a_start_outside_and_one_that_is_large_are_not_recorded(
     density, outside = search(edged), torch.full((1,), 1.5)
     _, score = density.ascend(outside, 5)
     assert score == -math.inf and density._recorded is None
-    monkeypatch.setattr(search_density, "MOST_RECORDED", 2)
+    monkeypatch.setattr(search_density, "MAX_LATENTS_TO_RECORD", 2)
     density = search(smooth)
     density.maximise(torch.zeros(3), 5)
     assert density._recorded is None and not density.record(torch.zeros(3))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyro_implicit.ops.graphs.quick_calls import _QUICK
+from pyro_implicit.ops.graphs.quick_calls import _QUICK_BY_OVERLOAD
 from pyro_implicit.ops.graphs.recording import lighten, record, trace_operations
 
 ROWS, COLUMNS = 3, 4
@@ -166,8 +166,8 @@ def test_a_constant_that_is_returned_is_a_copy() -> None:
     assert torch.equal(recorded(torch.ones(2, 3))[1], torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("overload", sorted(_QUICK, key=str), ids=str)
+@pytest.mark.parametrize("overload", sorted(_QUICK_BY_OVERLOAD, key=str), ids=str)
 def test_quick_calls_have_the_arguments_of_the_schema(overload: object) -> None:
     """Every short name that the table has is there, and stands for the operation of its name."""
     name = overload.overloadpacket.__name__  # type: ignore[attr-defined]
-    assert _QUICK[overload].__name__ == name
+    assert _QUICK_BY_OVERLOAD[overload].__name__ == name

@@ -120,8 +120,8 @@ def test_many_rows_or_numbers_stay_in_batches(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.long
 def test_the_start_does_not_depend_on_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD", 50)
-    monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD_MIDDLE", 50)
+    monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD_STEPS", 50)
+    monkeypatch.setattr("pyro_implicit.guides.initialization.auto._MEAN_FIELD_STEPS_LARGE", 50)
     guide, other = (HyperNetworkGuide(model, init_from="auto") for _ in range(2))
     fit(model, guide, batches=tuples(6), num_steps=1, seed=0, progress=False)
     fit(model, other, X, Y, num_steps=1, seed=0, progress=False)
