@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -50,12 +50,18 @@ def warning_of_seen_observations(
     try:
         with unseen_run():
             now = _made(guide, readers, args, kwargs)
-            if _same(now, _made(guide, readers, *_all_flipped(args, kwargs))):
+            leaves, shape = _pytree.tree_flatten((args, dict(kwargs)))
+
+            def reads(seen: list[Any]) -> bool:
+                """Whether others would be made, if the entries that are marked had other values."""
+                others = (_with_other(leaves, seen, change) for change in (_flipped, _moved))
+                calls = (_pytree.tree_unflatten(other, shape) for other in others)
+                return any(_differs(now, guide, readers, call) for call in calls)
+
+            if not reads([True] * len(leaves)):
                 return None  # and no run of the model
-            names, changed = _changed(model, args, kwargs)
-            if not names:
-                return None
-            if _same(now, _made(guide, readers, *changed)):
+            names, seen = _observed_entries(model, args, kwargs, leaves)
+            if not names or not reads(seen):
                 return None
             if not _same(now, _made(guide, readers, args, kwargs)):  # which no seed fixes
                 return None
@@ -100,8 +106,17 @@ def _readers(guide: Any) -> list[Any]:
     return [part for part in parts if hasattr(part, "read_context")]
 
 
-def _changed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """Sites that observe an argument, and all arguments with other rows of these."""
+def _differs(now: list[Tensor], guide: Any, readers: list[Any], call: Any) -> bool:
+    try:
+        return not _same(now, _made(guide, readers, *call))
+    except Exception:  # numbers of rows that are no such any more, say: another change may do
+        return False
+
+
+def _observed_entries(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: list[Any]
+) -> tuple[list[str], list[Any]]:
+    """Sites that observe an argument, and for each argument what is observed of it, or whether."""
     observed: dict[str, Tensor] = {}
 
     def visit(site: Any) -> None:
@@ -111,26 +126,56 @@ def _changed(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
                 observed[site["name"]] = site["value"]
 
     run_model(model, args, dict(kwargs), visit)
-    leaves, shape = _pytree.tree_flatten((args, dict(kwargs)))
     names: list[str] = []
-    read = [False] * len(leaves)
+    seen: list[Any] = [False] * len(leaves)
     for name, value in observed.items():
-        found = [_is_part(value, leaf) for leaf in leaves]
-        if value.numel() > 1 and not any(found):  # one number may be that of another by chance
-            found = [_is_equal(value, leaf) for leaf in leaves]
-        names += [name] if any(found) else []
-        read = [one or other for one, other in zip(read, found, strict=True)]
-    others = [leaf.flip(0) if one else leaf for leaf, one in zip(leaves, read, strict=True)]
-    return names, _pytree.tree_unflatten(others, shape)
+        places = [i for i, leaf in enumerate(leaves) if _is_part(value, leaf)]
+        for i in places:
+            _mark(seen, i, value, leaves[i])
+        if value.numel() > 1 and not places:  # one number may be that of another by chance
+            places = [i for i, leaf in enumerate(leaves) if _is_equal(value, leaf)]
+            for i in places:
+                seen[i] = True
+        names += [name] if places else []
+    return names, seen
 
 
-def _all_flipped(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """All arguments with their rows in the opposite order."""
+def _mark(seen: list[Any], place: int, value: Tensor, leaf: Tensor) -> None:
+    """Adds the entries of an argument that a value consists of."""
+    if seen[place] is True:
+        return
+    if value.dtype != leaf.dtype:
+        seen[place] = True
+        return
+    if seen[place] is False:
+        seen[place] = torch.zeros_like(leaf, dtype=torch.bool)
+    begin = (value.data_ptr() - leaf.data_ptr()) // leaf.element_size()
+    seen[place].as_strided(value.shape, value.stride(), begin).fill_(True)
 
-    def flipped(leaf: Any) -> Any:
-        return leaf.flip(0) if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
-    return _pytree.tree_map(flipped, (args, dict(kwargs)))
+def _with_other(
+    leaves: list[Any], seen: list[Any], change: Callable[[Tensor], Tensor]
+) -> list[Any]:
+    """Arguments with other values where something is observed."""
+    others = []
+    for leaf, marked in zip(leaves, seen, strict=True):
+        is_changed = marked is not False and isinstance(leaf, Tensor) and leaf.dim() > 0
+        other = change(leaf) if is_changed else leaf
+        others.append(torch.where(marked, other, leaf) if isinstance(marked, Tensor) else other)
+    return others
+
+
+def _flipped(leaf: Tensor) -> Tensor:
+    """The same rows in the opposite order, of which an average knows nothing."""
+    return leaf.flip(0)
+
+
+def _moved(leaf: Tensor) -> Tensor:
+    """Other numbers, and of classes or counts one of them throughout."""
+    if leaf.is_floating_point() or leaf.is_complex():
+        return 1.25 * leaf + 0.1
+    one = ~leaf.all() if leaf.dtype == torch.bool else leaf.min()
+    return one.expand_as(leaf)
 
 
 def _is_equal(value: Tensor, argument: Any) -> bool:

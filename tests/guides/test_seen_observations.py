@@ -197,3 +197,53 @@ def test_observations_that_are_sites_of_one_number_each() -> None:
     said = warning_of_seen_observations(series, reads, (y,), {})
     assert said is not None and "['y_0', 'y_1', 'y_2' and 1 more]" in said
     assert warning_of_seen_observations(series, reads_nothing, (y,), {}) is None
+
+
+def _shared(x: Tensor, y: Tensor) -> None:
+    s = pyro.sample("s", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(s * x, 1.0), obs=y)
+
+
+def _counts(x: Tensor, y: Tensor) -> None:
+    s = pyro.sample("s", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Categorical(logits=s * x[:, None] * torch.arange(3.0)), obs=y)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["numbers", "classes", "flags"])
+def test_an_average_of_the_observations_is_seen_whatever_its_rounding(seed: int, kind: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(8, generator=generator)
+    y = {
+        "numbers": x + 1.0,
+        "classes": torch.randint(3, (8,), generator=generator),
+        "flags": x > 0.0,
+    }[kind]
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        pyro.sample("s", dist.Normal(y.double().mean().float(), 0.1))
+
+    model = _counts if kind == "classes" else _shared
+    if kind == "flags":
+        model = lambda x, y: _shared(x, y.float())  # noqa: E731  # a copy, which may be another
+    said = warning_of_seen_observations(model, guide, (x, y), {})
+    assert said is not None and "['y']" in said
+
+
+def test_inputs_in_one_table_with_observations_are_no_observations() -> None:
+    def model(table: Tensor) -> None:
+        s = pyro.sample("s", dist.Normal(0.0, 1.0))
+        for t in range(len(table)):
+            pyro.sample(f"y{t}", dist.Normal(s * table[t, 0], 1.0), obs=table[t, 1])
+
+    def of_inputs(table: Tensor) -> None:
+        pyro.sample("s", dist.Normal(table[0, 0], 0.1))
+
+    def of_all(table: Tensor) -> None:
+        pyro.sample("s", dist.Normal(table[0].sum(), 0.1))
+
+    table = torch.randn(6, 2)
+    assert warning_of_seen_observations(model, of_inputs, (table,), {}) is None
+    assert warning_of_seen_observations(model, of_all, (table,), {}) is not None
