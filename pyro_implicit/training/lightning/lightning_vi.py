@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -86,8 +86,9 @@ class LightningVI(pytorch.LightningModule):
 
     **Batches.** Those of any ``DataLoader``: a tuple or list is taken as the model's arguments, a
     dict as its keyword arguments, anything else as its one argument; override
-    :meth:`batch_to_args` for other ones. Before the optimiser is made, the first batch is run
-    through guide, model and objective, so that what is made lazily exists.
+    :meth:`batch_to_args` for other ones (of a :meth:`forward` of your own, whose arguments are not
+    the model's, no batch is looked at beforehand). Before the optimiser is made, the first batch is
+    run through guide, model and objective, so that what is made lazily exists.
 
     **Scale.** The model's plate scales a minibatch: ``plate("data", N, subsample_size=len(x))``
     with ``N`` the size of the *whole* data set, in one process or in many. DDP averages gradients,
@@ -308,15 +309,22 @@ class LightningVI(pytorch.LightningModule):
         nesting = getattr(self.objective, "max_plate_nesting", 0)
         return {"in_batches": True, "in_plates": nesting == math.inf}
 
+    @property
+    def _has_own_forward(self) -> bool:
+        return type(self).forward is not LightningVI.forward
+
     def _explained(self, args: Any, kwargs: Any) -> AbstractContextManager[None]:
         """Says of an error within what is wrong with a batch, if that is the cause."""
+        if self._has_own_forward:  # which alone knows what the model is given
+            return nullcontext()
         return explained_steps(self.model, self.guide, self.objective, (args, kwargs), **self._look)
 
     def _warm_up(self, batch: Any) -> None:
         args, kwargs = self.batch_to_args(batch)
         own = getattr(self.objective, "networks", {}).values()
         with self._explained(args, kwargs):
-            first_look(self.model, args, kwargs, **self._look)
+            if not self._has_own_forward:
+                first_look(self.model, args, kwargs, **self._look)
             seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
         for text in seen.warnings:
             warn(text)

@@ -183,6 +183,23 @@ def test_batches_of_any_form(dataset, cls):
     assert torch.equal(flat(vi), flat(expected))
 
 
+class Weighed(LightningVI):
+    """What the loader gives is not yet what the model takes."""
+
+    def forward(self, x, y, factor):
+        return super().forward(x * factor, y)
+
+
+def test_a_forward_of_ones_own_decides_what_the_model_is_given():
+    expected = fit_module(seed=1)
+    trainer(max_steps=3).fit(expected, loader())
+    vi = fit_module(seed=1)
+    vi.__class__ = Weighed
+    x, y = data().tensors
+    trainer(max_steps=3).fit(vi, loader(TensorDataset(x, y, torch.ones(len(x), 1))))
+    assert torch.equal(flat(vi), flat(expected))
+
+
 def test_one_tensor_is_the_one_argument():
     vi = fit_module()
     assert vi.batch_to_args(torch.ones(2))[0][0].shape == (2,)
