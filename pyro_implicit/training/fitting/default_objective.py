@@ -95,7 +95,8 @@ def default_objective(
     kind: type[ImplicitELBO] = LinearisedELBO if exact else LanczosELBO
     # of rows in minibatches: their noise is the larger, and steps along the path take half as long
     # again (own_guides: 1.6 times the steps in the same time, level or ahead)
-    is_cut = num_rows > 1 and any(bool((torch.as_tensor(n["scale"]) != 1).any()) for n in nodes)
+    frames = [frame for node in nodes for frame in node["cond_indep_stack"] if frame.vectorized]
+    is_cut = num_rows > 1 and any(frame.size < frame.full_size for frame in frames)
     options: dict[str, Any] = {"path_gradient": False} if exact and is_cut else {}
     refused: list[str] = []
     for way in (True, VMAP) if kind.can_be_mapped else (True,):

@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from torch import Tensor
@@ -328,3 +329,23 @@ def test_warnings_of_shapes_that_are_not_used_are_not_told() -> None:
     result = fit(model, guide, torch.randn(5, 2), num_steps=2, progress=False)
     assert result.objective.is_mapped
     assert not any("plate of draws" in text for text in result.warnings)
+
+
+def test_a_scale_of_all_rows_is_no_minibatch():
+    """The gradient along the path is left out for some of the rows, whatever they weigh."""
+
+    def local(y, size=None):
+        with pyro.plate("data", size or len(y), subsample_size=len(y)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    y = torch.randn(8)
+    for model, args, expected in (
+        (local, (y,), True),
+        (poutine.scale(local, scale=0.5), (y,), True),
+        (local, (y, 16), False),
+    ):
+        guide = ConditionalHyperNetworkGuide(model, context=lambda y, size=None: y[:, None])
+        guide(*args)
+        objective, _ = default_objective(model, guide, args, {})
+        assert objective.path_gradient is expected
