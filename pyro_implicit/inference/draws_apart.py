@@ -106,8 +106,7 @@ class DrawsApart:
             return same_first_draw(one.functions[name], other.functions[name], nesting)
         if name not in one.values:
             return True
-        a, b = one.values[name][0], other.values[name][0]
-        return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+        return _is_near(one.values[name][0], other.values[name][0])
 
     def _run_alone(
         self, many: PredictiveRun, place: int, index: int, *, asks: bool = True

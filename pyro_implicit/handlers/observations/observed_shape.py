@@ -32,6 +32,8 @@ def check_observation(site: Any) -> None:
     :raises ShapeError: for such a column beside a row, one row in a plate of several or the
         reverse, and more dimensions than plates.
     """
+    if not isinstance(site["value"], Tensor):  # a distribution of a user's own may take it
+        return
     _refuse_complex(site)
     fn, found = site["fn"], site["value"].shape
     own = torch.Size(found[: max(len(found) - fn.event_dim, 0)])
