@@ -21,6 +21,7 @@ ROWS = 7  # of data, another number than those of latents and draws
 #: what a form of the table is to be used as for a mean of each row, by what it makes
 USES = {
     "torch.stack": lambda value, x: (value * x[:, :2]).sum(-1),
+    r"None\] \* m": lambda value, x: (x * value.sum(-1)).sum(-1),
     "m": lambda value, x: value.sum(-1),
 }
 
