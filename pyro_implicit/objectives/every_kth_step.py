@@ -1,4 +1,4 @@
-"""Whose turn it is, for an objective that estimates its dear part in every k-th step only."""
+"""Counts of training steps, for objectives that estimate a dear part in every k-th one only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 
-__all__ = ["Turns"]
+__all__ = ["StepCounts"]
 
 
 @dataclass
@@ -22,17 +22,17 @@ class _Count:
 
     :param int order: how many counts there were before.
     :param guide: a weak reference to the guide that is counted.
-    :param int turn: its training steps before the present one.
+    :param int steps: its training steps before the present one.
     :param int step: the objective's step in which it was last met.
     """
 
     order: int
     guide: Callable[[], Any]
-    turn: int = -1
+    steps: int = -1
     step: int = 0
 
 
-class Turns:
+class StepCounts:
     """
     Counts training steps for each implicit site of each guide, and keeps none of them alive.
 
@@ -66,8 +66,8 @@ class Turns:
         counts[site.name] = self._by_generator[origin] = count
         count.guide = ref(guide)
         if count.step != step:
-            count.step, count.turn = step, count.turn + 1
-        return count.turn
+            count.step, count.steps = step, count.steps + 1
+        return count.steps
 
     def of(self, guide: Any) -> dict[str, int]:
         """
@@ -76,18 +76,18 @@ class Turns:
         :param guide: the guide.
         :returns: by the site's name; empty for a guide that has not been met.
         """
-        return {name: count.turn for name, count in self._of(guide).items()}
+        return {name: count.steps for name, count in self._of(guide).items()}
 
-    def put(self, guide: Any, turns: dict[str, int]) -> None:
+    def put(self, guide: Any, steps: dict[str, int]) -> None:
         """
         Counts steps of a guide that were taken, or were not, unseen.
 
         :param guide: the guide.
-        :param dict turns: as :meth:`of` gives them.
+        :param dict steps: as :meth:`of` gives them.
         """
         counts = self._of(guide)
-        for name, turn in turns.items():
-            counts[name].turn = turn
+        for name, taken in steps.items():
+            counts[name].steps = taken
 
     def _of(self, guide: Any) -> dict[str, _Count]:
         guide = guide.__self__ if inspect.ismethod(guide) else guide
@@ -98,9 +98,9 @@ class Turns:
         return count if count is not None and count.guide() is None else None
 
     def _new(self) -> _Count:
-        turn = self._to_come.pop(0) if self._to_come else -1
+        steps = self._to_come.pop(0) if self._to_come else -1
         self._num_counts += 1
-        return _Count(self._num_counts, lambda: None, turn)
+        return _Count(self._num_counts, lambda: None, steps)
 
     def _counts(self) -> list[_Count]:
         every = [count for counts in self._by_guide.values() for count in counts.values()]
@@ -109,14 +109,14 @@ class Turns:
 
     def state(self) -> list[int]:
         """Steps that each site has been met in, less one, in the order of their first step."""
-        return [count.turn for count in self._counts()] + self._to_come
+        return [count.steps for count in self._counts()] + self._to_come
 
-    def load(self, turns: list[int]) -> None:
+    def load(self, steps: list[int]) -> None:
         """
         Forgets everything and begins at what :meth:`state` returned, for the next guide.
 
-        :param list turns: one number for each site.
+        :param list steps: one number for each site.
         """
         self._by_guide.clear()
         self._by_generator.clear()
-        self._to_come = list(turns)
+        self._to_come = list(steps)

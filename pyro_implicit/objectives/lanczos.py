@@ -23,7 +23,7 @@ from torch import Tensor
 from pyro_implicit._checks import check_choice, check_count, check_state, shown
 from pyro_implicit.exceptions import ArgumentError, StateError
 from pyro_implicit.objectives.checks.fold_watch import FoldWatch
-from pyro_implicit.objectives.every_kth_step import Turns
+from pyro_implicit.objectives.every_kth_step import StepCounts
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 from pyro_implicit.objectives.scaled_site import rest_of_entropy, scaled_jacobian
@@ -221,7 +221,7 @@ class LanczosELBO(ImplicitELBO):
 
     def state_dict(self) -> dict[str, Any]:
         """Whose turn it is in ``entropy_every``, by site in the order of their first step."""
-        return {"turns": self._turns.state()}
+        return {"turns": self._step_counts.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
@@ -236,14 +236,14 @@ class LanczosELBO(ImplicitELBO):
                 f"not a state of {type(self).__name__}: found {shown(state)}; expected "
                 "{'turns': [one integer for each implicit site]}."
             )
-        self._turns.load(turns)
+        self._step_counts.load(turns)
 
     def _forget(self) -> None:
-        self._turns = Turns()
+        self._step_counts = StepCounts()
         self._last: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        memory = ("_turns", "_last")
+        memory = ("_step_counts", "_last")
         return {k: v for k, v in super().__getstate__().items() if k not in memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -263,15 +263,15 @@ class LanczosELBO(ImplicitELBO):
 
         Within one: ``entropy_every`` in the first and each k-th step that meets this site of this
         guide, else 0. Each guide has a count of its own, so that models trained in turns do not
-        take each other's turn.
+        count each other's steps.
         """
         now = self.training_step
         if now is None or self.entropy_every == 1:
             return 1
-        is_turn = self._turns.take(now.number, now.guide, site) % self.entropy_every == 0
-        return self.entropy_every if is_turn else 0
+        is_kth = self._step_counts.take(now.number, now.guide, site) % self.entropy_every == 0
+        return self.entropy_every if is_kth else 0
 
-    def is_turn(self, guide: Any) -> tuple[bool, ...]:
+    def estimates_next(self, guide: Any) -> tuple[bool, ...]:
         """
         Whether the next training step estimates the log-determinant, for those who record steps.
 
@@ -281,19 +281,19 @@ class LanczosELBO(ImplicitELBO):
         """
         if self.entropy_every == 1:
             return (True,)
-        turns = self._turns.of(guide).values()
-        found = tuple((turn + 1) % self.entropy_every == 0 for turn in turns)
+        counts = self._step_counts.of(guide).values()
+        found = tuple((count + 1) % self.entropy_every == 0 for count in counts)
         return found[:1] if len(set(found)) == 1 else found
 
-    def pass_turn(self, guide: Any, sites: Iterable[str]) -> None:
+    def count_step(self, guide: Any, sites: Iterable[str]) -> None:
         """
         Counts a training step that was taken by a recording.
 
         :param guide: the guide that was trained in it.
         :param sites: names of the sites that it met.
         """
-        turns = self._turns.of(guide)
-        self._turns.put(guide, {name: turns[name] + 1 for name in sites if name in turns})
+        counts = self._step_counts.of(guide)
+        self._step_counts.put(guide, {n: counts[n] + 1 for n in sites if n in counts})
 
     @contextmanager
     def uncounted(self, guide: Any) -> Iterator[list[str]]:
@@ -304,13 +304,13 @@ class LanczosELBO(ImplicitELBO):
         :returns: a list that gets the names of the sites that were met.
         """
         met: list[str] = []
-        before = self._turns.of(guide)
+        before = self._step_counts.of(guide)
         try:
             yield met
         finally:
-            after = self._turns.of(guide)
+            after = self._step_counts.of(guide)
             met += [name for name, turn in before.items() if after[name] != turn]
-            self._turns.put(guide, before)
+            self._step_counts.put(guide, before)
 
 
 def _report(gauss: Tensor, radau: Tensor) -> LanczosReport:

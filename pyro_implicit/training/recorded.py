@@ -111,7 +111,7 @@ class RecordedObjective(ELBO):
         )
         self.objective = objective
         #: whose steps are of two kinds, if it estimates the entropy in some of them only
-        self._turns = objective if isinstance(objective, LanczosELBO) else None
+        self._lazy = objective if isinstance(objective, LanczosELBO) else None
         self.hints = check_flag("hints", hints)
         #: why steps are those of the program, or an empty text
         self.reason = ""
@@ -162,7 +162,11 @@ class RecordedObjective(ELBO):
         :raises NonFiniteError: as the objective itself does.
         """
         call = StepCall(model, guide, args, kwargs)
-        if self.reason or _is_handled() or not (torch.is_grad_enabled() and self._turn(guide)):
+        if (
+            self.reason
+            or _is_handled()
+            or not (torch.is_grad_enabled() and self._estimates_next(guide))
+        ):
             return self._program(call)
         graph = self._graph(call)
         graph.num_steps += 1
@@ -220,7 +224,7 @@ class RecordedObjective(ELBO):
     def _graph(self, call: StepCall) -> RecordedStep:
         """The graph of some arguments, or a new one where it does not hold any more."""
         kind = call.kind(self.objective)
-        key = kind, self._turn(call.guide)
+        key = kind, self._estimates_next(call.guide)
         graph = self._graphs.get(key)
         known = {one for one, _ in self._graphs}
         if graph is None and len(known | {kind}) > _MAX_GRAPHS:
@@ -242,9 +246,9 @@ class RecordedObjective(ELBO):
             notes = f"steps are not recorded, and may take twice as long: {reason}"
             warn(notes, PerformanceHint)
 
-    def _turn(self, guide: Any) -> tuple[bool, ...]:
+    def _estimates_next(self, guide: Any) -> tuple[bool, ...]:
         """What the next step of a guide is to estimate, empty where only the program knows."""
-        return (True,) if self._turns is None else self._turns.is_turn(guide)
+        return (True,) if self._lazy is None else self._lazy.estimates_next(guide)
 
     # ---- the graph
 
@@ -291,8 +295,8 @@ class RecordedObjective(ELBO):
             return loss.detach(), *as_backward_leaves_them(gradients)
 
         number, read = NoticedOperation(NUMBER_READ), ReadValues()
-        turns = self._turns
-        uncounted = turns.uncounted(call.guide) if turns else nullcontext(graph.sites)
+        lazy = self._lazy
+        uncounted = lazy.uncounted(call.guide) if lazy else nullcontext(graph.sites)
         with warnings.catch_warnings(), pyro.validation_enabled(False), Unvalidated():
             warnings.simplefilter("ignore")
             with number, read, uncounted as graph.sites:
@@ -329,8 +333,8 @@ class RecordedObjective(ELBO):
             write_torch_state(state)
             return self._program(call)
         graph.met.show()
-        if self._turns is not None:
-            self._turns.pass_turn(call.guide, graph.sites)
+        if self._lazy is not None:
+            self._lazy.count_step(call.guide, graph.sites)
         for param, gradient in zip(graph.met.trained, gradients, strict=True):
             if gradient is not None:
                 param.grad = gradient if param.grad is None else param.grad + gradient

@@ -70,15 +70,15 @@ class ResumableLoader(DataLoader[Any]):
         self.seed = seed
         self._epoch = 0  # of the batch last given
         self._given = 0  # batches of that epoch
-        self._turn = 0  # epoch of the next iteration
+        self._next_epoch = 0  # epoch of the next iteration
         self._skip = 0
 
     def __iter__(self) -> Any:
         return self._batches()  # nothing is drawn before the first batch is asked for
 
     def _batches(self) -> Iterator[Any]:
-        epoch, skip = self._turn, self._skip
-        self._epoch, self._given, self._turn, self._skip = epoch, 0, epoch + 1, 0
+        epoch, skip = self._next_epoch, self._skip
+        self._epoch, self._given, self._next_epoch, self._skip = epoch, 0, epoch + 1, 0
         stream = RandomStream(self.seed + _SEED_STRIDE_OF_EPOCHS * epoch)
         with stream:
             iterator = super().__iter__()
@@ -132,5 +132,5 @@ class ResumableLoader(DataLoader[Any]):
                     "new run from the saved parameters."
                 )
         ended = state["batch"] >= len(self)
-        self._turn = self._epoch = state["epoch"] + ended
+        self._next_epoch = self._epoch = state["epoch"] + ended
         self._skip = self._given = 0 if ended else state["batch"]

@@ -10,7 +10,7 @@ from pyro_implicit import ImplicitDistribution
 from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
-from pyro_implicit.objectives.every_kth_step import Turns
+from pyro_implicit.objectives.every_kth_step import StepCounts
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 
@@ -24,7 +24,7 @@ def site(generator: Generator, name: str = "w") -> ImplicitSite:
 
 
 def test_each_site_of_each_guide_is_counted_once_per_step() -> None:
-    turns, guide, other = Turns(), Guide(), Guide()
+    turns, guide, other = StepCounts(), Guide(), Guide()
     a, b = (site(MLPGenerator(2, 2, (3,)), name) for name in "ab")
     for step in range(1, 4):
         for _ in range(2):  # particles
@@ -36,14 +36,14 @@ def test_each_site_of_each_guide_is_counted_once_per_step() -> None:
 
 
 def test_a_wrapped_generator_is_the_one_within() -> None:
-    turns, generator = Turns(), MLPGenerator(3, 2, (3,))
+    turns, generator = StepCounts(), MLPGenerator(3, 2, (3,))
     for step in range(1, 4):
         wrapped = Conditioned(generator, torch.zeros(1))
         assert turns.take(step, Guide(), site(wrapped)) == step - 1
 
 
 def test_nothing_is_kept_alive_and_a_state_goes_to_the_next_guide() -> None:
-    turns, guide = Turns(), Guide()
+    turns, guide = StepCounts(), Guide()
     turns.take(1, guide, site(MLPGenerator(2, 2, (3,))))
     state = turns.state()
     del guide

@@ -436,11 +436,11 @@ def test_nothing_is_kept_of_a_generator_that_is_gone() -> None:
     guide, layer = linear_guide(torch.eye(3).double())
     objective = LanczosELBO(entropy_every=2)
     objective.loss_and_grads(normal_model(3), guide)
-    assert len(objective._turns) == 1
+    assert len(objective._step_counts) == 1
     pyro.clear_param_store()
     del guide, layer
     gc.collect()
-    assert len(objective._turns) == 0
+    assert len(objective._step_counts) == 0
 
 
 # ---- whose turn it is, for generators that are wrapped or made in each call
@@ -561,19 +561,19 @@ def test_guides_that_share_a_generator_have_turns_of_their_own() -> None:
 def test_turns_are_told_and_counted_for_those_who_record_steps() -> None:
     guide, model = _conditional(factorized=True), _row_model
     eager, lazy = LanczosELBO(), LanczosELBO(entropy_every=3)
-    assert eager.is_turn(guide) == (True,) and lazy.is_turn(guide) == ()
+    assert eager.estimates_next(guide) == (True,) and lazy.estimates_next(guide) == ()
     assert _is_turn(lazy, guide, model, 2, *ROWS) == [True, False]
-    assert lazy.is_turn(guide) == (False,)
+    assert lazy.estimates_next(guide) == (False,)
     with lazy.uncounted(guide) as met:
         assert _is_turn(lazy, guide, model, 2, *ROWS) == [False, True]
-    assert len(met) == 2 and lazy.is_turn(guide) == (False,)
-    lazy.pass_turn(guide, met)
-    assert lazy.is_turn(guide) == (True,)
-    lazy.pass_turn(guide, met[:1])  # and not the other site
-    assert lazy.is_turn(guide) == (False, True)
+    assert len(met) == 2 and lazy.estimates_next(guide) == (False,)
+    lazy.count_step(guide, met)
+    assert lazy.estimates_next(guide) == (True,)
+    lazy.count_step(guide, met[:1])  # and not the other site
+    assert lazy.estimates_next(guide) == (False, True)
     assert lazy.state_dict() == {"turns": [3, 2]}
     lazy.load_state_dict(lazy.state_dict())
-    assert lazy.is_turn(guide) == ()  # the next step will tell whose the numbers are
+    assert lazy.estimates_next(guide) == ()  # the next step will tell whose the numbers are
 
 
 # ---- the rest

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_implicit._warn import warn
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.modes import evaluated
-from pyro_implicit.objectives.every_kth_step import Turns
+from pyro_implicit.objectives.every_kth_step import StepCounts
 from pyro_implicit.objectives.implicit_site import ImplicitSite
 
 __all__ = ["FoldWatch", "can_tell"]
@@ -55,7 +55,7 @@ class FoldWatch:
     """
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._step_counts = StepCounts()
         self._seen: WeakKeyDictionary[Generator, dict[str, _Seen]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class FoldWatch:
         """
         if not every or step is None:
             return
-        turn = self._turns.take(step.number, step.guide, site)
+        turn = self._step_counts.take(step.number, step.guide, site)
         if turn % every != every - 1 or not can_tell(site):
             return
         sites = self._seen.setdefault(site.distribution.generator.origin, {})

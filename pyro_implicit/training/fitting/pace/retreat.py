@@ -59,23 +59,23 @@ class Retreat:
         self._noise = math.inf  # deviation of one step's loss in that window
         self._begin = 0  # the step at which windows are counted from
         #: the steps at which it went back, and those it went back to
-        self.turns: list[tuple[int, int]] = []
+        self.retreats: list[tuple[int, int]] = []
         if state is not None:
             self._load(state)
 
     @property
     def factor(self) -> float:
         """What the learning rate is multiplied by."""
-        return 0.5 ** len(self.turns)
+        return 0.5 ** len(self.retreats)
 
     def is_possible(self, step: int) -> bool:
         """
-        Whether there is a copy to go back to, and a turn left.
+        Whether there is a copy to go back to, and a retreat left.
 
         :param int step: the number of steps so far; without a new one nothing would change.
         """
-        has_moved = not self.turns or self.turns[-1][0] != step
-        return bool(self._kept) and has_moved and len(self.turns) < _MAX_RETREATS
+        has_moved = not self.retreats or self.retreats[-1][0] != step
+        return bool(self._kept) and has_moved and len(self.retreats) < _MAX_RETREATS
 
     def begin_at(self, step: int) -> None:
         """
@@ -141,15 +141,15 @@ class Retreat:
         good = self._kept[0]
         set_to(params, good["params"])
         self._kept, self._begin = [good], step
-        if not self.turns or self.turns[-1][0] != step:
-            self.turns.append((step, good["step"]))
+        if not self.retreats or self.retreats[-1][0] != step:
+            self.retreats.append((step, good["step"]))
 
     def notes(self) -> list[str]:
         """What a user should know, in words."""
-        if not self.turns:
+        if not self.retreats:
             return []
-        step, good = self.turns[-1]
-        times = "once" if len(self.turns) == 1 else f"{len(self.turns)} times"
+        step, good = self.retreats[-1]
+        times = "once" if len(self.retreats) == 1 else f"{len(self.retreats)} times"
         place = f"to those after {good}" if good else "to the start"
         return [
             f"the run went astray {times}, and back to parameters that were good, at half the "
@@ -164,7 +164,7 @@ class Retreat:
             "kept": kept,
             "best": (self._best, self._noise),
             "begin": self._begin,
-            "turns": list(self.turns),
+            "turns": list(self.retreats),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -175,8 +175,9 @@ class Retreat:
         self._best = check_number("best", best, finite=False)
         self._noise = check_number("noise", noise, finite=False)
         self._begin = check_count("begin", state["begin"], 0)
-        self.turns = [
-            (check_count("a turn", a), check_count("a turn", b, 0)) for a, b in state["turns"]
+        self.retreats = [
+            (check_count("a step of a retreat", a), check_count("a step of a retreat", b, 0))
+            for a, b in state["turns"]
         ]
 
 

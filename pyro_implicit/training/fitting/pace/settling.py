@@ -64,7 +64,7 @@ class Settling:
         self._start: dict[str, Tensor] = {}
         self._mean = _Mean()
         #: the steps at which it began anew, at a lower rate
-        self.turns: list[int] = []
+        self.slowings: list[int] = []
         #: the part of the rate that cooling begins with at the mean, while that is planned
         self.planned = 1.0
         #: whether the parameters of the start were brought back at the end
@@ -117,12 +117,12 @@ class Settling:
     @property
     def factor(self) -> float:
         """What the learning rate is multiplied by."""
-        return _RATE_FACTOR_OF_SLOWING ** len(self.turns)
+        return _RATE_FACTOR_OF_SLOWING ** len(self.slowings)
 
     @property
     def may_slow(self) -> bool:
         """Whether the rate may be lowered once more."""
-        return len(self.turns) < _MAX_SLOWINGS
+        return len(self.slowings) < _MAX_SLOWINGS
 
     def is_above_start(self, params: _Params) -> bool:
         """
@@ -194,8 +194,8 @@ class Settling:
         """
         self.to_start(params)
         self.forget()
-        if step not in self.turns:
-            self.turns.append(step)
+        if step not in self.slowings:
+            self.slowings.append(step)
 
     def notes(self, is_kept: bool = True) -> list[str]:
         """
@@ -220,7 +220,7 @@ class Settling:
         return {
             "start": copied(self._start),
             "mean": (self._mean.step, self._mean.number, copied(self._mean.values)),
-            "turns": list(self.turns),
+            "turns": list(self.slowings),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -229,7 +229,7 @@ class Settling:
         self._mean = _Mean(
             check_count("step", step, 0), check_count("number", number, 0), copied(values)
         )
-        self.turns = [check_count("a turn", step) for step in state["turns"]]
+        self.slowings = [check_count("a step of a slowing", step) for step in state["turns"]]
 
     def _is_known(self, params: _Params) -> bool:
         """Whether there is a mean, and a start, of all parameters, and losses to tell them by."""

@@ -43,7 +43,7 @@ def test_it_goes_back_to_the_copy_before_the_last_good_window() -> None:
     for _ in range(2):  # twice is as good as once
         retreat.go_back(200, {"w": param, "new": torch.ones(1)})
         assert param.tolist() == [2.0, 2.0] and retreat.factor == 0.5
-        assert retreat.turns == [(200, 100)]
+        assert retreat.retreats == [(200, 100)]
     (told,) = retreat.notes()
     assert "astray once" in told and "after 200 steps, to those after 100" in told
 
