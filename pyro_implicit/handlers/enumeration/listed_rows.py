@@ -20,13 +20,11 @@ from pyro_implicit.handlers.enumeration.discrete_latents import enumerated, nest
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.looks.unvalidated import Unvalidated
 from pyro_implicit.handlers.rows.row_slices import is_recording
+from pyro_implicit.ops.log_prob_tolerance import log_prob_tolerance
 
 __all__ = ["CoupledRowsError", "check_listed_rows"]
 
-_LOG_PROB_TOLERANCE = 1e-2  # in nats, and relative: the sums are in other orders
-_HALF_PRECISION_TOLERANCE = 0.1
 _MAX_RUNS = 6  # one for each digit of a row's place; each takes as long as a draw of a step
-_HALF_PRECISION_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class CoupledRowsError(SiteError):
@@ -210,12 +208,7 @@ def _at(node: Any, index: Mapping[str, Tensor], nesting: int) -> Tensor | None:
 
 
 def _are_near(one: Tensor, other: Tensor) -> bool:
-    is_half = one.dtype in _HALF_PRECISION_DTYPES or other.dtype in _HALF_PRECISION_DTYPES
-    tolerance = (
-        _HALF_PRECISION_TOLERANCE
-        if is_half or torch.is_autocast_enabled(one.device.type)
-        else _LOG_PROB_TOLERANCE
-    )
+    tolerance = log_prob_tolerance(one, other)
     apart = (one - other).abs() > tolerance * (1 + other.abs())
     return not bool((apart & (one != other) & ~one.isnan() & ~other.isnan()).any())
 

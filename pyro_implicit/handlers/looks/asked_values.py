@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from pyro_implicit.ops.graphs.calling_frame import calling_frame, is_of_library
+
 __all__ = ["AskedValues"]
 
 #: They hand a tensor's values to Python, which may branch on them.
@@ -56,9 +58,6 @@ _FUNCTIONS_SIZED_BY_VALUES = frozenset(
     }
 )
 _MASK_DTYPES = (torch.bool, torch.uint8)  # indexing by such a tensor is sized by its values, too
-_DISPATCHING_MODULES = ("torch._tensor", "torch.overrides")  # on the way from a program to a tensor
-#: they ask for values to check, not to branch
-_PACKAGES_THAT_ONLY_CHECK = frozenset({"torch", "pyro", "pyro_implicit"})
 
 
 class AskedValues(TorchFunctionMode):
@@ -135,20 +134,10 @@ class AskedValues(TorchFunctionMode):
 
 def _place(frame: Any) -> str | None:
     """The line that asks; None if it is one of a library, or a program's assertion."""
-    while frame is not None and _is_between(frame):
-        frame = frame.f_back
-    if (
-        frame is None
-        or frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES_THAT_ONLY_CHECK
-    ):
+    frame = calling_frame(frame)
+    if frame is None or is_of_library(frame):
         return None
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
     if line.lstrip().startswith("assert "):  # true of all draws, or an error: nothing branches
         return None
     return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
-
-
-def _is_between(frame: Any) -> bool:
-    """Whether a frame hands on what a program asks: torch's, or that of a mode within."""
-    between = frame.f_globals.get("__name__") in _DISPATCHING_MODULES
-    return between or frame.f_code.co_name == "__torch_function__"

@@ -20,12 +20,10 @@ from pyro_implicit.handlers.masks.replicates import Replicates
 from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.checks.particle_coupling import ADVICE_ON_VECTORISATION
 from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
+from pyro_implicit.ops.log_prob_tolerance import is_half_precision, log_prob_tolerance
 
 __all__ = ["check_same_alone"]
 
-_LOG_PROB_TOLERANCE = 1e-2  # in nats, and relative: the sums are in other orders
-_HALF_PRECISION_TOLERANCE = 0.1
-_HALF_PRECISION_DTYPES = (torch.float16, torch.bfloat16)
 _ENTRY_TOLERANCE = 1e-4  # what differs by more is compared with what rounding does
 _NUM_PERTURBED_RUNS = 3
 _PERTURBATION_IN_EPS = 4.0
@@ -210,16 +208,10 @@ def _is_finite(value: Tensor) -> bool:
 
 def _is_precise(value: Tensor) -> bool:
     """Whether two runs of the same numbers differ in the last digits alone, as on a CPU."""
-    if torch.is_autocast_enabled(value.device.type) or value.dtype in _HALF_PRECISION_DTYPES:
+    if is_half_precision(value):
         return False
     return value.device.type == "cpu" or value.dtype == torch.float64  # others may use TF32
 
 
 def _is_near(one: Tensor, other: Tensor) -> bool:
-    half = torch.is_autocast_enabled(one.device.type)
-    tolerance = (
-        _HALF_PRECISION_TOLERANCE
-        if half or one.dtype in _HALF_PRECISION_DTYPES or other.dtype in _HALF_PRECISION_DTYPES
-        else _LOG_PROB_TOLERANCE
-    )
-    return bool((one - other).abs() <= tolerance * (1 + other.abs()))
+    return bool((one - other).abs() <= log_prob_tolerance(one, other) * (1 + other.abs()))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyro_implicit.ops.graphs.calling_frame import calling_frame, is_of_library
+
 __all__ = ["ReadValues"]
 
 #: functions that hand numbers to Python, NumPy or text without an operation of the dispatcher
@@ -48,8 +50,6 @@ _POSITION_OF_READ_LIST = {
 _SPLITTING_FUNCTIONS = frozenset({torch.tensor_split, Tensor.tensor_split})
 #: methods that give the memory, which libraries look at without reading it
 _STORAGE_METHODS = frozenset({Tensor.storage, Tensor.untyped_storage})
-_LIBRARY_PACKAGES = frozenset({"torch", "pyro", "pyro_implicit"})
-_OVERRIDE_MODULES = ("torch._tensor", "torch.overrides")  # between a program and a tensor
 
 
 class ReadValues(TorchFunctionMode):
@@ -79,13 +79,8 @@ class ReadValues(TorchFunctionMode):
 
 def _is_asked_by_a_program(frame: Any) -> bool:
     """Whether a call comes of something else than a library."""
-    while frame is not None and (
-        frame.f_globals.get("__name__") in _OVERRIDE_MODULES
-        or frame.f_code.co_name == "__torch_function__"
-    ):
-        frame = frame.f_back
-    name = "" if frame is None else frame.f_globals.get("__name__", "")
-    return name.partition(".")[0] not in _LIBRARY_PACKAGES
+    frame = calling_frame(frame)
+    return frame is None or not is_of_library(frame)
 
 
 def _reads_entries(func: Any, args: Any, kwargs: Any) -> bool:
