@@ -27,7 +27,7 @@ __all__ = ["check_same_alone"]
 _ENTRY_TOLERANCE = 1e-4  # what differs by more is compared with what rounding does
 _NUM_PERTURBED_RUNS = 3
 _PERTURBATION_IN_EPS = 4.0
-_MAX_TIMES_ROUNDING = 30.0  # of three runs: up to six times it was seen of networks at scales of 1e-13
+_MAX_TIMES_ROUNDING = 30.0  # six times was seen of networks at noise scales of 1e-13
 
 
 def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
