@@ -12,12 +12,9 @@ from torch import Tensor
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.pointwise import (
-    base_distribution,
-    is_auxiliary,
-    run_model,
-)
+from pyro_implicit.handlers.pointwise import is_auxiliary, run_model
 from pyro_implicit.handlers.rows.row_order import BY_NUMBER
+from pyro_implicit.handlers.wrapped import base_distribution
 
 __all__ = ["expectations"]
 

@@ -20,12 +20,12 @@ from pyro_implicit.handlers.observations.large_numbers import precise_log_prob
 from pyro_implicit.handlers.observations.observed_shape import check_observation
 from pyro_implicit.handlers.rows.latent_rows import AtDraw, Cuts, RowsNotNamed
 from pyro_implicit.handlers.rows.row_order import BY_PLACE, RowOrder
+from pyro_implicit.handlers.wrapped import base_distribution
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = [
     "SiteVisitor",
     "Unobserve",
-    "base_distribution",
     "batch_log_prob",
     "counted",
     "is_auxiliary",
@@ -141,18 +141,6 @@ def latent_sites(
     with torch.no_grad(), evaluation_mode(), SiteVisitor(visit), RowsNotNamed():
         guide(*args, **kwargs)
     return sites
-
-
-def base_distribution(fn: Any) -> Any:
-    """
-    Takes off everything that a distribution is wrapped in.
-
-    :param fn: a distribution, perhaps masked, expanded, transformed or with reinterpreted dims.
-    :returns: the distribution at the bottom.
-    """
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
 
 
 def is_auxiliary(site: Any) -> bool:

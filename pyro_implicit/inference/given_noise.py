@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._random import mixed_seed, seed_torch
-from pyro_implicit.handlers.rows.row_coupling import without_events
+from pyro_implicit.handlers.wrapped import without_events
 from pyro_implicit.inference.noise_by_block import Noise, RowBlocks
 from pyro_implicit.inference.predictive_run import PredictiveRun
 from pyro_implicit.inference.run_plan import ROWS_PER_SEED, RunPlan

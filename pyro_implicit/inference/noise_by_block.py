@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._random import torch_seeder
+from pyro_implicit.handlers.wrapped import without_events
 
 __all__ = ["RowBlocks", "drawn_by_blocks"]
 
@@ -98,8 +99,7 @@ def drawn_by_blocks(fn: Any, dim: int, blocks: RowBlocks) -> Tensor | None:
     :returns: shape ``(*sample_shape, *fn.shape())``; None for any other distribution, and for
         parameters that ``torch`` refuses to draw from.
     """
-    while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
-        fn = fn.base_dist
+    fn = without_events(fn)
     found = _DRAW_FUNCTIONS.get(type(fn))
     shape = getattr(fn, "batch_shape", ())
     if found is None or len(shape) < -dim or shape[dim] != blocks.stop - blocks.start:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_implicit.exceptions import NonFiniteError
-from pyro_implicit.handlers.pointwise import base_distribution
+from pyro_implicit.handlers.wrapped import base_distribution
 from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
 
 __all__ = ["OwnGradients", "all_finite", "names_of_non_finite"]

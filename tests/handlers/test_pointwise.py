@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from pyro import poutine
 from pyro.distributions import constraints
 
-from pyro_implicit.handlers.pointwise import (
-    base_distribution,
-    counted,
-    is_delta,
-    pointwise_log_prob,
-    run_model,
-)
+from pyro_implicit.handlers.pointwise import counted, is_delta, pointwise_log_prob, run_model
+from pyro_implicit.handlers.wrapped import base_distribution
 
 
 def log_prob_of(model, name="y"):

@@ -9,7 +9,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch.distributions import transform_to
 
-from pyro_implicit.handlers.pointwise import base_distribution
+from pyro_implicit.handlers.wrapped import base_distribution
 
 __all__ = ["AnyValue"]
 

@@ -10,6 +10,7 @@ from pyro.distributions.hmm import HiddenMarkovModel
 from torch import Tensor
 
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.handlers.wrapped import base_distribution
 
 __all__ = [
     "check_duration",
@@ -32,8 +33,8 @@ def check_observation(site: Any) -> None:
     :raises ShapeError: for such a column beside a row, one row in a plate of several or the
         reverse, and more dimensions than plates.
     """
-    if not isinstance(site["value"], Tensor):  # a distribution of a user's own may take it
-        return
+    if not isinstance(site["value"], Tensor) and not _is_of_library(site["fn"]):
+        return  # a distribution of a user's own may take a number
     _refuse_complex(site)
     fn, found = site["fn"], site["value"].shape
     own = torch.Size(found[: max(len(found) - fn.event_dim, 0)])
@@ -76,15 +77,16 @@ def _refuse_complex(site: Any) -> None:
     """No density of torch or Pyro is one of complex numbers, though many compute something."""
     if not site["value"].is_complex():
         return
-    fn = site["fn"]
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    if type(fn).__module__.partition(".")[0] in ("torch", "pyro"):  # a user's own may have one
+    if _is_of_library(site["fn"]):  # a user's own may have one
         raise ArgumentError(
             f"site {site['name']!r} observes complex numbers ({site['value'].dtype}), of which its "
             "distribution has no density. Observe two real numbers each, "
             "torch.view_as_real(y), with .to_event(1)."
         )
+
+
+def _is_of_library(fn: Any) -> bool:
+    return type(base_distribution(fn)).__module__.partition(".")[0] in ("torch", "pyro")
 
 
 def _fits_plates(site: Any, own: torch.Size) -> bool:

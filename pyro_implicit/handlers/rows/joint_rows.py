@@ -9,7 +9,7 @@ import torch.distributions as td
 from pyro.distributions import MultivariateStudentT
 
 from pyro_implicit.handlers.enumeration.choice_for_all import plates_of_size
-from pyro_implicit.handlers.pointwise import base_distribution
+from pyro_implicit.handlers.wrapped import base_distribution
 
 __all__ = ["is_joint_of_rows", "warning_of_joint_rows"]
 

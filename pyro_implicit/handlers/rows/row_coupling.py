@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_implicit._memory import check_fits
 from pyro_implicit.handlers.rows.row_slices import changed_dims
+from pyro_implicit.handlers.wrapped import without_events
 from pyro_implicit.ops.largest_tensor import LargestTensor
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "rows_to_look_at",
     "same_first_draw",
     "tensors_of",
-    "without_events",
 ]
 
 
@@ -54,19 +54,6 @@ class Observed:
 
 class RowsTogether(Exception):  # noqa: N818 (a signal within one call, never shown)
     """A latent of all rows is one event, which cannot be cut."""
-
-
-def without_events(fn: Any) -> Any:
-    """
-    Takes off what only declares events or masks a density.
-
-    :param fn: a distribution.
-    :returns: it without what only declares independent dims to be an event, or masks a density.
-    """
-    kinds = (torch.distributions.Independent, dist.MaskedDistribution)
-    while isinstance(fn, kinds):
-        fn = fn.base_dist
-    return fn
 
 
 def distribution_of(site: Any) -> Any:

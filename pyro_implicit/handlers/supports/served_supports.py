@@ -15,6 +15,7 @@ from torch.distributions import biject_to
 from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.handlers.masks.hidden_observations import HIDDEN_SUFFIX
 from pyro_implicit.handlers.supports.own_support import hidden_vector, own_support
+from pyro_implicit.handlers.wrapped import without_events
 
 __all__ = [
     "bounds_of",
@@ -124,9 +125,7 @@ def _discrete(name: str, fn: Any) -> SiteError:
             f"poutine.mask(mask=seen): pyro.sample({name.removesuffix(HIDDEN_SUFFIX)!r}, ..., "
             "obs=y), where y has any number at the places that are not seen."
         )
-    own = fn
-    while isinstance(own, (torch.distributions.Independent, dist.MaskedDistribution)):
-        own = own.base_dist
+    own = without_events(fn)
     if own is not fn and getattr(own, "has_enumerate_support", False):
         return SiteError(
             f"latent site {name!r} is discrete, a vector of {type(own).__name__} in one event, "

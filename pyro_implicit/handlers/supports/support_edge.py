@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 import torch.distributions as torch_dist
 from torch import Tensor
 
 from pyro_implicit.handlers.pointwise import batch_log_prob
+from pyro_implicit.handlers.wrapped import without_events
 
 __all__ = ["warning_of_edge"]
 
@@ -53,8 +53,7 @@ def warning_of_edge(site: Any, at_edges: bool = True) -> str | None:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return None
     name, own_dims = site["name"], value.dim() - fn.event_dim
-    while isinstance(fn, (torch_dist.Independent, dist.MaskedDistribution)):
-        fn = fn.base_dist
+    fn = without_events(fn)
     if bool(value.isinf().any()) and not _is_finite(site, value.shape[:own_dims]):
         return (
             f"site {name!r} observes infinite values, which have no density. Leave these rows out, "

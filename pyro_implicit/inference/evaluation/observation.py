@@ -15,8 +15,8 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.masks.missing_data import refuse_missing_data
 from pyro_implicit.handlers.observations.observed_shape import observed_batch_shape
 from pyro_implicit.handlers.pointwise import batch_log_prob, unmasked
-from pyro_implicit.handlers.rows.row_coupling import without_events
 from pyro_implicit.handlers.supports.served_supports import circular_part, plain_support
+from pyro_implicit.handlers.wrapped import without_events
 
 __all__ = ["Observation", "kind_of"]
 
