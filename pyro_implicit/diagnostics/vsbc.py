@@ -33,7 +33,9 @@ from pyro_implicit._checks import (
 )
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import progress_bar
+from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._data_places import find_places
+from pyro_implicit.diagnostics._own_data import warning_of_own_data
 from pyro_implicit.diagnostics._simulation import Quantity, Simulation, isolated, simulate
 from pyro_implicit.diagnostics._uniformity import (
     asymmetry_p_values,
@@ -176,6 +178,8 @@ def vsbc(
     :raises ArgumentError: for numbers outside of these, or a name of a quantity that is taken.
     :raises SiteError: if nothing is observed, for names of sites that the model does not have, or
         if a guide may look at data that the model computes from its arguments (a logarithm).
+    :warns UserWarning: if the model makes a distribution of the data of these data (an
+        autoregression on its argument), so that what is simulated is not what is fitted.
     """
     check_count("num_simulations", num_simulations, minimum=10)
     check_count("num_samples", num_samples)
@@ -200,6 +204,9 @@ def vsbc(
             names = _observed_sites(model, args, kwargs)
         values = simulate(model, args, kwargs, names)
         places = find_places(model, args, kwargs, {name: values[name] for name in names})
+        said = warning_of_own_data(model, places, values)
+    if said:
+        warn(said)
     job = Simulation(model, fit, places, names, num_samples, dict(quantities or {}), seed)
     runs = _run(job, num_simulations, num_processes, start_method)
     found = list(progress_bar(runs, shown=progress, total=num_simulations, desc="vsbc"))
