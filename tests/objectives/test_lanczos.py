@@ -462,7 +462,9 @@ def _conditional(**options: Any) -> ConditionalHyperNetworkGuide:
     return guide
 
 
-def _is_turn(objective: LanczosELBO, guide: Any, model: Any, count: int, *args: Any) -> list[bool]:
+def _are_estimated(
+    objective: LanczosELBO, guide: Any, model: Any, count: int, *args: Any
+) -> list[bool]:
     """Of training steps: whether the log-determinant was estimated."""
     found = []
     for _ in range(count):
@@ -480,12 +482,12 @@ def test_a_conditional_guide_is_counted_although_it_wraps_its_generator(
 ) -> None:
     guide = _conditional(factorized=factorized)
     lazy = LanczosELBO(2, vectorize_particles=vectorised, entropy_every=3)
-    assert _is_turn(lazy, guide, _row_model, 6, *ROWS) == [True, False, False] * 2
+    assert _are_estimated(lazy, guide, _row_model, 6, *ROWS) == [True, False, False] * 2
     clone = copy.deepcopy(guide)  # a guide of its own
-    assert _is_turn(lazy, clone, _row_model, 2, *ROWS) == [True, False]
-    assert _is_turn(lazy, guide, _row_model, 2, *ROWS) == [True, False]
+    assert _are_estimated(lazy, clone, _row_model, 2, *ROWS) == [True, False]
+    assert _are_estimated(lazy, guide, _row_model, 2, *ROWS) == [True, False]
     rows = tuple(part[:3] for part in ROWS)  # another minibatch
-    assert _is_turn(lazy, guide, _row_model, 2, *rows) == [False, True]
+    assert _are_estimated(lazy, guide, _row_model, 2, *rows) == [False, True]
 
 
 def test_lazy_entropy_of_a_conditional_guide_has_the_right_mean() -> None:
@@ -505,14 +507,14 @@ def test_lazy_entropy_of_a_conditional_guide_has_the_right_mean() -> None:
 def test_a_state_is_taken_up_by_a_conditional_guide() -> None:
     before, after = LanczosELBO(entropy_every=3), LanczosELBO(entropy_every=3)
     guide = _conditional(factorized=True)
-    _is_turn(before, guide, _row_model, 2, *ROWS)
+    _are_estimated(before, guide, _row_model, 2, *ROWS)
     assert before.state_dict() == {"turns": [1, 1]}
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     other = _conditional(factorized=True)
-    assert _is_turn(after, other, _row_model, 3, *ROWS) == [False, True, False]
+    assert _are_estimated(after, other, _row_model, 3, *ROWS) == [False, True, False]
     # loaded in mid-training, as Lightning does after its warm-up
     after.load_state_dict({"turns": [2, 2]})
-    assert _is_turn(after, other, _row_model, 2, *ROWS) == [True, False]
+    assert _are_estimated(after, other, _row_model, 2, *ROWS) == [True, False]
 
 
 def test_a_generator_made_anew_in_each_call_is_counted_by_its_guide() -> None:
@@ -527,7 +529,7 @@ def test_a_generator_made_anew_in_each_call_is_counted_by_its_guide() -> None:
         sample_implicit("theta", fn)
 
     lazy = LanczosELBO(entropy_every=2)
-    assert _is_turn(lazy, guide, normal_model(3), 4) == [True, False] * 2
+    assert _are_estimated(lazy, guide, normal_model(3), 4) == [True, False] * 2
 
 
 def _standard(d: int) -> Any:
@@ -539,7 +541,9 @@ def test_a_guide_made_anew_for_each_step_is_counted_by_its_generator() -> None:
     lazy, found = LanczosELBO(entropy_every=2), []
     for _ in range(4):
         fn = ImplicitDistribution(generator, scale=0.1)
-        found += _is_turn(lazy, lambda fn=fn: sample_implicit("theta", fn), normal_model(3), 1)
+        found += _are_estimated(
+            lazy, lambda fn=fn: sample_implicit("theta", fn), normal_model(3), 1
+        )
     assert found == [True, False] * 2
 
 
@@ -554,7 +558,7 @@ def test_guides_that_share_a_generator_have_turns_of_their_own() -> None:
     found: list[list[bool]] = [[], []]
     for _ in range(4):
         for index, guide in enumerate(guides):
-            found[index] += _is_turn(lazy, guide.draw, normal_model(3), 1)
+            found[index] += _are_estimated(lazy, guide.draw, normal_model(3), 1)
     assert found == [[True, False] * 2] * 2
 
 
@@ -562,10 +566,10 @@ def test_turns_are_told_and_counted_for_those_who_record_steps() -> None:
     guide, model = _conditional(factorized=True), _row_model
     eager, lazy = LanczosELBO(), LanczosELBO(entropy_every=3)
     assert eager.estimates_next(guide) == (True,) and lazy.estimates_next(guide) == ()
-    assert _is_turn(lazy, guide, model, 2, *ROWS) == [True, False]
+    assert _are_estimated(lazy, guide, model, 2, *ROWS) == [True, False]
     assert lazy.estimates_next(guide) == (False,)
     with lazy.uncounted(guide) as met:
-        assert _is_turn(lazy, guide, model, 2, *ROWS) == [False, True]
+        assert _are_estimated(lazy, guide, model, 2, *ROWS) == [False, True]
     assert len(met) == 2 and lazy.estimates_next(guide) == (False,)
     lazy.count_step(guide, met)
     assert lazy.estimates_next(guide) == (True,)

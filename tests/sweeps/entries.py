@@ -588,8 +588,8 @@ HOOKS = {
     "ImplicitDistribution.log_prob",  # of a trace; most refuse whatever they are given
     "ImplicitSite.of_node",
     "ImplicitSite.with_draws",
-    "LanczosELBO.is_turn",  # of those who record steps
-    "LanczosELBO.pass_turn",
+    "LanczosELBO.estimates_next",  # of those who record steps
+    "LanczosELBO.count_step",
     "LanczosELBO.uncounted",
     "LightningVI.load_from_checkpoint",  # bad files are a matter of tests/training
     "LightningVI.predict_step",  # of Lightning, which it refuses
