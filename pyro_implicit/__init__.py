@@ -131,7 +131,9 @@ _SUBMODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    """``LightningVI`` is a subclass of one of Lightning's classes: imported only when asked for."""
+    """Imports what is asked for: ``LightningVI``, which needs Lightning, and ``testing``."""
+    if name in _SUBMODULES:
+        return _import_module(f"{__name__}.{name}")
     if name == "LightningVI":  # not in __all__, so that a star import does not need Lightning
         from pyro_implicit.training.lightning import LightningVI
 

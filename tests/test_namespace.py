@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
@@ -44,3 +46,15 @@ def test_with_lightning():
     from pyro_implicit.training.lightning import Anneal
 
     assert issubclass(Anneal, lightning.Callback)
+
+
+def test_what_is_listed_is_there_without_another_import():
+    """Seen by another process: here the tests before have imported all packages."""
+    program = (
+        "import pyro_implicit as package\n"
+        "names = set(dir(package)) - {'LightningVI'}\n"
+        "print(sorted(name for name in names if not hasattr(package, name)))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
