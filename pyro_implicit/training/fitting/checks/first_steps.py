@@ -102,7 +102,8 @@ class FirstSteps:
         :warns UserWarning: for batches of other shapes than the guide was built with, or without
             what the first one had.
         """
-        self._look_at_plates(args, kwargs)
+        if self._called is None:  # the guide is built: its first step draws what a loop would
+            self._look_at_plates(args, kwargs)
         if self.arguments.batches is None:
             return
         leading = leading_arguments(self.model, args, kwargs)
@@ -117,8 +118,8 @@ class FirstSteps:
         :param int num_taken: steps taken so far.
         :param last: arguments of the step, positional and by name.
         :param dict params: the parameters that it had, by name.
-        :raises SiteError: after the first step with Pyro's ``TraceEnum_ELBO``, for what it sums
-            wrongly.
+        :raises SiteError: after the first step with one of Pyro's objectives, as
+            :func:`check_plate_sizes` does, and with ``TraceEnum_ELBO`` for what it sums wrongly.
         :warns UserWarning: after the first step in this run for data, networks, latents and
             parameters of which something looks forgotten; after the second for latents of rows
             that batches share.
@@ -127,6 +128,8 @@ class FirstSteps:
             for call in [last, *self.arguments.others()]:
                 check_plates_of_listed(self.model, self.guide, *call)
         if self._called is not None:
+            if last is not None:
+                self._look_at_plates(*last)
             called, self._called = self._called, None
             self._show([self._of_data(last), *self._of_untrained(called, last, params)])
         if self.validation is not None and num_taken == 1:
