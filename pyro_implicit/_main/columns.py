@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ MAX_KINDS_OF_TEXT = 20
 
 _MAX_LABELS = 10  # a target of so few whole numbers may hold labels
 _CODES_OF_NO_VALUE = (-9, -99, -999, -9999, -99999, 99, 999, 9999, 99999)
+_PATTERN_OF_THOUSANDS = re.compile(r"[-+]?\d{1,3}([,' ]\d{3})+([.]\d+)?")
 _MIN_REPEATS_OF_CODE = 3  # a number that is found as often, far from all others, is no chance
 
 
@@ -192,10 +194,20 @@ def _is_numeric(path: Path, column: Any, name: str, hint: str) -> bool:
     if bad.mean() > 0.5:
         return False
     row = int(bad.to_numpy().argmax())
+    text = str(column.iloc[row])
     raise DataFileError(
         f"{path}: data row {column.index[row] + 1}, column {name!r}: "
-        f"{_shorten(str(column.iloc[row]))!r} is not a number{hint}"
+        f"{_shorten(text)!r} is not a number{_remedy(text)}{hint}"
     )
+
+
+def _remedy(text: str) -> str:
+    """What to write in place of two usual forms."""
+    if not any(character.isalnum() for character in text):
+        return " (leave a missing value empty, or write NA)"
+    if _PATTERN_OF_THOUSANDS.fullmatch(text.strip()):
+        return " (leave out what separates thousands)"
+    return ""
 
 
 def _numbers(path: Path, column: Any, name: str, hint: str) -> np.ndarray:

@@ -75,6 +75,8 @@ class Chains(DrawsGuide):
     :param bool interrupted: whether the last run was broken off.
     """
 
+    rows_seen: Fingerprint | None = None  # also of what was pickled before
+
     def __init__(
         self,
         sites: list[LatentSite],
@@ -93,7 +95,8 @@ class Chains(DrawsGuide):
         self.observed: frozenset[str] = frozenset()
         #: all sites that the model had; None where that is not known
         self.sampled: frozenset[str] | None = None
-        self.rows_seen: Fingerprint | None = None  # of the first argument
+        #: fingerprint of the first argument
+        self.rows_seen = None
 
     # ---- going on
 

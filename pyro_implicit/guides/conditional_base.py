@@ -140,7 +140,7 @@ class ConditionalGuide(ImplicitGuide):
         model, call = self._bare_model[0], self.first_call
         if model is not None or call is None:
             return places_of(model)
-        return call.names
+        return list(call.names)
 
     @property
     def _own_network(self) -> nn.Module | None:

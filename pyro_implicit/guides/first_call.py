@@ -40,6 +40,8 @@ class FirstCall:
     :param names: of the model's arguments by place, for a guide that is loaded without it.
     """
 
+    names: Sequence[str] = ()  # of what was pickled before
+
     def __init__(
         self,
         shapes: tuple[Shape | None, ...],

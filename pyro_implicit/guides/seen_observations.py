@@ -171,11 +171,13 @@ def _flipped(leaf: Tensor) -> Tensor:
 
 
 def _moved(leaf: Tensor) -> Tensor:
-    """Other numbers, and of classes or counts one of them throughout."""
-    if leaf.is_floating_point() or leaf.is_complex():
+    """Other numbers, and of classes or counts, of whatever type, one of them throughout."""
+    if leaf.is_complex() or (leaf.is_floating_point() and not bool((leaf == leaf.round()).all())):
         return 1.25 * leaf + 0.1
-    one = ~leaf.all() if leaf.dtype == torch.bool else leaf.min()
-    return one.expand_as(leaf)
+    if leaf.dtype == torch.bool:
+        return (~leaf.all()).expand_as(leaf)
+    least = leaf.min()
+    return (least + 1 if bool((leaf == least).all()) else least).expand_as(leaf)
 
 
 def _is_equal(value: Tensor, argument: Any) -> bool:

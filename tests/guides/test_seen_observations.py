@@ -212,7 +212,7 @@ def _counts(x: Tensor, y: Tensor) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("kind", ["numbers", "classes", "flags"])
+@pytest.mark.parametrize("kind", ["numbers", "classes", "flags", "labels"])
 def test_an_average_of_the_observations_is_seen_whatever_its_rounding(seed: int, kind: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(8, generator=generator)
@@ -220,10 +220,17 @@ def test_an_average_of_the_observations_is_seen_whatever_its_rounding(seed: int,
         "numbers": x + 1.0,
         "classes": torch.randint(3, (8,), generator=generator),
         "flags": x > 0.0,
+        "labels": (x > 0.0).float(),
     }[kind]
 
     def guide(x: Tensor, y: Tensor) -> None:
-        pyro.sample("s", dist.Normal(y.double().mean().float(), 0.1))
+        pyro.sample(
+            "s",
+            dist.Normal(
+                y.long().double().mean().float() if kind == "labels" else y.double().mean().float(),
+                0.1,
+            ),
+        )
 
     model = _counts if kind == "classes" else _shared
     if kind == "flags":

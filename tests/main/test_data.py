@@ -83,6 +83,8 @@ MALFORMED = {
     "blank": ("\n \n,,\n", "is empty"),
     "text": (ROWS + "1,two,3\n", "data row 13, column '2': 'two' is not a number"),
     "long-text": (ROWS + f"1,{'x' * 99},3\n", r"row 13, column '2': 'x{27}\.\.\.' is not a number"),
+    "dash": (ROWS + "1,-,3\n", r"'-' is not a number \(leave a missing value empty, or write NA\)"),
+    "thousands": (ROWS + '1,"-1,217.50",3\n', r"217.50' is not a number \(leave out what separ"),
     "underscore": (ROWS + "1,1_000,3\n", "'1_000' is not a number"),
     "nul": (ROWS + "1,\0,3\n", "NUL characters"),
     "inf": (ROWS + "1,2,-inf\n", "row 13, column '3': -inf is not a finite number"),

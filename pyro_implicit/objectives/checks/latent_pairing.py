@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from pyro.poutine.util import site_is_subsample
+from torch import Tensor
 
 from pyro_implicit.exceptions import GuideError, SiteError
 
@@ -110,20 +112,24 @@ def check_same_weight(model_nodes: Nodes, guide_nodes: Nodes) -> None:
         prior = model_nodes.get(latent)
         if prior is None or node["is_observed"] or site_is_subsample(node):
             continue
-        if latent not in made and _is_equal(node["scale"], prior["scale"]):
-            continue
         mine = {f.name: f.full_size for f in node["cond_indep_stack"]}
         for frame in prior["cond_indep_stack"]:
-            size = mine.get(frame.name, frame.full_size)
-            if size != frame.full_size:
+            size = mine.get(frame.name, frame.size if latent not in made else frame.full_size)
+            if size != frame.full_size and (latent in made or _differ(node, prior)):
                 raise SiteError(
                     f"latent site {latent!r} is in plate {frame.name!r}, which has "
-                    f"{frame.full_size} rows in all in the model and {size} in the guide: its "
+                    f"{frame.full_size} rows in all in the model and {size} in the guide"
+                    f"{'' if frame.name in mine else ', which has no such plate'}: its "
                     "entropy would have another weight than its prior. Give the model's plate the "
                     "number of all data, pyro.plate(name, num_data, subsample_size=len(x)), or the "
                     "guide create_plates (a function of the model's arguments that returns it)."
                 )
 
 
-def _is_equal(one: Any, other: Any) -> bool:
-    return bool((torch.as_tensor(one) == torch.as_tensor(other).to(torch.as_tensor(one))).all())
+def _differ(node: Any, prior: Any) -> bool:
+    """Whether two sites are scaled differently."""
+    one, other = node["scale"], prior["scale"]
+    if not isinstance(one, Tensor) and not isinstance(other, Tensor):
+        return not math.isclose(one, other, rel_tol=1e-6)
+    one = torch.as_tensor(one)
+    return not bool(one.isclose(torch.as_tensor(other).to(one), rtol=1e-6).all())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pyro
@@ -106,7 +105,10 @@ def _first_mixed(
                 continue
             if rounding is None:
                 rounding = _rounding(model, args, kwargs, particle, index, found)
-            if difference > _MAX_TIMES_ROUNDING * rounding.get(name, math.inf):
+            if not rounding:
+                difference = _largest_difference(many[index].sum(), one.sum())
+                tolerance = log_prob_tolerance(one)
+            if difference > max(tolerance, _MAX_TIMES_ROUNDING * rounding.get(name, 0.0)):
                 return name, float(many[index].sum()), float(one.sum())
     return None
 
@@ -126,24 +128,31 @@ def _rounding(
     index: int,
     found: dict[str, Tensor],
 ) -> dict[str, float]:
-    """How far densities of one draw move by site, if latents and data do in their last digits."""
+    """
+    How far densities of one draw move by site, if its latents do in their last digits.
+
+    Data stay as they are: codes and labels among them may be numbers with a point. Empty for a
+    model that does not run at such latents.
+    """
     single, values = _single(model, particle), _values(particle, index)
     most = dict.fromkeys(found, 0.0)
     for _ in range(_NUM_PERTURBED_RUNS):
-        moved = {
-            name: value if name in particle.rows else _perturbed(value)
-            for name, value in values.items()
-        }
-        some = [_perturbed(value) for value in args]
-        named = {name: _perturbed(value) for name, value in kwargs.items()}
-        for name, value in _densities(single, some, named, moved).items():
+        try:
+            moved = {
+                name: value if name in particle.rows else _perturbed(value)
+                for name, value in values.items()
+            }
+            made = _densities(single, args, kwargs, moved)
+        except Exception:  # of a model that takes no other latents than those that were drawn
+            return {}
+        for name, value in made.items():
             if name in most and _is_finite(value):
                 most[name] = max(most[name], _largest_difference(value, found[name]))
     return most
 
 
-def _perturbed(value: Any) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_sparse:
+def _perturbed(value: Tensor) -> Tensor:
+    if not value.is_floating_point():
         return value
     by = _PERTURBATION_IN_EPS * torch.finfo(value.dtype).eps
     return value * (1.0 + by * (2.0 * torch.rand_like(value) - 1.0))
@@ -209,7 +218,10 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _is_precise(value: Tensor) -> bool:
-    """Whether two runs of the same numbers differ in the last digits alone, as on a CPU."""
+    """Whether two runs of the same numbers differ in the last digits alone."""
     if is_half_precision(value):
         return False
-    return value.device.type == "cpu" or value.dtype == torch.float64  # others may use TF32
+    if value.dtype == torch.float64:
+        return True
+    # a GPU may multiply in TF32 by default
+    return value.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"

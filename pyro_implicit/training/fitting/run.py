@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_implicit._random import RandomStream, plain_state, read_random_state, state_from_plain
@@ -22,7 +21,6 @@ from pyro_implicit.handlers.networks.still_statistics import still_statistics
 from pyro_implicit.handlers.rows.latent_rows import ParametersAtRows
 from pyro_implicit.objectives.lanczos import LanczosELBO
 from pyro_implicit.objectives.linearised import LinearisedELBO
-from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.all_rows import Call
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.between_steps import Due
@@ -33,6 +31,7 @@ from pyro_implicit.training.fitting.checks.loss_warnings import (
     note_of_resolution,
     note_of_rise,
 )
+from pyro_implicit.training.fitting.checks.plate_sizes import is_pyros
 from pyro_implicit.training.fitting.pace.course import Course
 from pyro_implicit.training.fitting.pace.learning_rate import LearningRate
 from pyro_implicit.training.fitting.pace.retreat import is_comparable
@@ -430,8 +429,7 @@ class Run:
 
 def _at_rows(guide: Any, objective: Any) -> Any:
     """The guide, whose parameters of rows are to follow these under an objective of Pyro's too."""
-    is_theirs = isinstance(objective, ELBO) and not isinstance(objective, ParticleObjective)
-    return ParametersAtRows()(guide) if is_theirs else guide
+    return ParametersAtRows()(guide) if is_pyros(objective) else guide
 
 
 def _stepper_for(objective: Any, num_steps: int) -> Any:

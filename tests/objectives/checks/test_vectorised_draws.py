@@ -112,6 +112,55 @@ def test_what_rounding_does_to_one_draw_it_may_do_to_many(
         LinearisedELBO(32, vectorize_particles=True).loss(model, guide, x, x.sum(-1))
 
 
+def _mixes_by_codes(codes: Tensor, y: Tensor) -> None:
+    with pyro.plate("groups", 3):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    w = w + 2.0 * (w > w.mean()).float()
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(w[..., codes.long()], 1.0), obs=y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_codes_of_groups_excuse_no_mixture_of_draws(dtype: torch.dtype) -> None:
+    """What is perturbed are latents: data that are rounded down would be other data."""
+    codes = torch.arange(9) % 3
+    guide = HyperNetworkGuide(_mixes_by_codes, init_from=None, init_scale=1.0).setup(codes, Y)
+    with pytest.raises(SiteError, match="the model mixes draws"):
+        LinearisedELBO(8, vectorize_particles=True).loss(_mixes_by_codes, guide, codes.to(dtype), Y)
+
+
+def test_a_model_that_fails_at_perturbed_latents_is_refused_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*job: Any) -> None:
+        raise RuntimeError("at latents that nobody drew")
+
+    module = "pyro_implicit.objectives.checks.vectorised_draws"
+    monkeypatch.setattr(f"{module}._perturbed", fails)
+    with pytest.raises(SiteError, match="the model mixes draws"):
+        _loss(_model(MIXING["a rank"]))
+
+
+def test_products_of_less_precision_are_judged_less_closely() -> None:
+    before = torch.get_float32_matmul_precision()
+    x = torch.randn(500, 64, generator=torch.Generator().manual_seed(0))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(64), 1.0).to_event(1))
+        mean = torch.einsum("...d,nd->...n", w, x)
+        with pyro.plate("data", len(x)):
+            mean = mean.squeeze(-2) if w.dim() > 1 else mean
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    guide = HyperNetworkGuide(model, init_from=None).setup(x, x[:, 0])
+    torch.set_float32_matmul_precision("medium")
+    try:
+        loss = LinearisedELBO(8, vectorize_particles=True).loss(model, guide, x, x[:, 0])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert math.isfinite(loss)
+
+
 @pytest.mark.parametrize("name", APART)
 def test_what_keeps_them_apart_is_not(name: str) -> None:
     assert math.isfinite(_loss(_model(APART[name])))

@@ -24,13 +24,12 @@ from pyro_implicit.handlers.observations.data_gradient import (
 from pyro_implicit.handlers.observations.data_use import CALL_WITH_BATCHES, DataUse
 from pyro_implicit.handlers.pointwise import latent_sites
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
-from pyro_implicit.objectives.particle_objective import ParticleObjective
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.checks.first_look import first_look
 from pyro_implicit.training.fitting.checks.left_out import warning_of_left_out
 from pyro_implicit.training.fitting.checks.listed_values import check_plates_of_listed
 from pyro_implicit.training.fitting.checks.other_order import warning_of_other_order
-from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes
+from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes, is_pyros
 from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.validation import Validation
 
@@ -210,12 +209,12 @@ class FirstSteps:
 
     def _look_at_plates(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What Pyro's objectives take as it comes, at arguments of other shapes than before."""
-        if not isinstance(self.objective, ELBO) or isinstance(self.objective, ParticleObjective):
+        if not is_pyros(self.objective):
             return
         key = _shapes_of(args, kwargs)
         if key not in self._sizes and len(self._sizes) < _MAX_SHAPES_TO_LOOK_AT:
             self._sizes.add(key)
-            check_plate_sizes(self.model, self.guide, args, kwargs)
+            check_plate_sizes(self.objective, self.model, self.guide, args, kwargs)
 
     def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""

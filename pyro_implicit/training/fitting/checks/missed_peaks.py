@@ -133,8 +133,10 @@ def _starts(joint: LogJoint, draws: Tensor) -> Iterator[Tensor]:
         nodes: dict[str, Any] = dict(trace.nodes)
         values = {site.name: nodes[site.name]["value"].unsqueeze(0) for site in joint.sites}
         yield unconstrain(values, joint.sites, like)[0][0].to(like)
-    for _ in range(_NUM_UNIFORM_STARTS):
-        yield 4 * torch.rand_like(like) - 2
+    for _ in range(_NUM_UNIFORM_STARTS // 2):
+        uniform = 4 * torch.rand_like(like) - 2
+        yield uniform
+        yield -uniform  # of four on their own, one in sixteen has all at one side
 
 
 def _distances(points: Tensor, peak: _Peak) -> Tensor:

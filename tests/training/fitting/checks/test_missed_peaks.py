@@ -12,7 +12,9 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit._random import RandomStream
 from pyro_implicit.guides import ImplicitGuide
+from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.training.fitting import fit as module
 from pyro_implicit.training.fitting.checks import missed_peaks as searching
 from pyro_implicit.training.fitting.checks.missed_peaks import missed_peaks
@@ -183,3 +185,16 @@ def test_fit_tells_after_a_long_run_only(monkeypatch: pytest.MonkeyPatch) -> Non
         guide = at_one(model, (-4.0, 0.0), 0.5)
         result = fit(model, guide, num_steps=num_steps, lr=1e-4, seed=0, progress=False)
         assert sum("does not reach" in text for text in result.warnings) == count
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_uniform_starts_are_on_both_sides(seed: int) -> None:
+    """Of a few by themselves all may lead to the same of two peaks, whatever the fit's seed."""
+    model = mixture(0.5, 4.0)
+    guide = at_one(model, (-4.0, 0.0), 0.5)
+    joint = LogJoint(model, guide.sites, (), {})
+    with RandomStream(seed):
+        starts = list(searching._starts(joint, torch.zeros(1, guide.latent_dim)))
+    one, mirrored, other, again = starts[searching._NUM_STARTS_FROM_PRIOR :]
+    assert torch.equal(mirrored, -one) and torch.equal(again, -other)
+    assert not torch.equal(one, other)
