@@ -9,6 +9,7 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import SVI, Trace_ELBO
 from pyro.nn import PyroModule
@@ -1148,3 +1150,31 @@ def test_a_step_without_gradients_adds_none(slow_program: None) -> None:
     with torch.no_grad():
         recorded.loss_and_grads(simple, guide, DATA)
     assert all(param.grad is None for param in guide.parameters())
+
+
+@pytest.mark.parametrize("scale", [None, 0.5, torch.tensor(0.5)], ids=["none", "number", "tensor"])
+def test_latents_of_rows_beside_implicit_ones_are_recorded(scale: Any) -> None:
+    """What is compared of their weights at each step is read out of no tensor."""
+
+    def weighed() -> Any:
+        return nullcontext() if scale is None else poutine.scale(scale=scale)
+
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", 20, subsample_size=len(x)):
+            with weighed():
+                z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + w[..., 0], 1.0), obs=x)
+
+    shared = HyperNetworkGuide(poutine.block(model, hide=["z"]), init_from=None)
+
+    def guide(x: Tensor) -> None:
+        shared(x)
+        slope = pyro.param("slope", torch.tensor(0.5))
+        with pyro.plate("rows", 20, subsample_size=len(x)), weighed():
+            pyro.sample("z", dist.Normal(slope * x, 0.5))
+
+    recorded = RecordedObjective(linearised(watch_folds=0))
+    for _ in range(4):
+        recorded.loss_and_grads(model, guide, torch.linspace(-1.0, 1.0, 8))
+    assert recorded.reason == ""
