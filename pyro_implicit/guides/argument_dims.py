@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyro_implicit.guides.members import members_of
 from pyro_implicit.handlers.rows.same_rows import (
     Fingerprint,
     are_alike,
@@ -51,17 +52,11 @@ def warning_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> list[str]:
     :returns: a text if the guide was built with one dimension more in the first argument, and one
         if an argument with as many rows has one column, or had one.
     """
-    if parts := _members(guide):
+    if parts := members_of(guide):
         return list(dict.fromkeys(s for part in parts for s in warning_of_other_shapes(part, args)))
     known = getattr(guide, "first_call", None)
     seen: tuple[Shape | None, ...] = () if known is None else known.shapes
     return [*filter(None, (_lost_dimension(seen, args), _other_columns(seen, args)))]
-
-
-def _members(guide: Any) -> list[Any]:
-    """The guides of a mixture of them."""
-    parts = getattr(guide, "guides", None)
-    return parts if isinstance(parts, list) else []
 
 
 def _lost_dimension(seen: tuple[Shape | None, ...], args: tuple[Any, ...]) -> str | None:
@@ -128,7 +123,7 @@ def rows_of_first_call(guide: Any) -> Fingerprint | None:
     :returns: the fingerprint of the first argument then, or None; of several guides what the first
         of them knows that knows any.
     """
-    if parts := _members(guide):
+    if parts := members_of(guide):
         return next((rows for rows in map(rows_of_first_call, parts) if rows is not None), None)
     known = getattr(guide, "first_call", None)
     found: Fingerprint | None = getattr(known, "rows", getattr(guide, "rows_seen", None))
@@ -143,7 +138,7 @@ def are_rows_of_the_fit(guide: Any, args: tuple[Any, ...]) -> bool:
     :param args: positional arguments of the model.
     :returns: False for other rows, for another number of them, and for another order.
     """
-    if parts := _members(guide):
+    if parts := members_of(guide):
         return all(are_rows_of_the_fit(part, args) for part in parts)
     seen, now = rows_of_first_call(guide), fingerprint(args)
     return seen is None or now is None or are_alike(seen, now)
@@ -161,7 +156,7 @@ def latents_of_other_rows(
     :returns: names of latents with a value for each of as many rows, which are others, or the same
         in an order that no argument tells; and the number of these rows.
     """
-    if parts := _members(guide):
+    if parts := members_of(guide):
         found = (latents_of_other_rows(part, args, kwargs) for part in parts)
         return next((one for one in found if one[0]), ([], 0))
     seen = rows_of_first_call(guide)

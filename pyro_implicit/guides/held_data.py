@@ -14,6 +14,7 @@ from pyro.poutine.messenger import unwrap
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.guides.members import members_of
 from pyro_implicit.handlers.held.held_sites import HeldSites
 from pyro_implicit.handlers.looks.any_value import AnyValue
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
@@ -124,7 +125,7 @@ def observed_when_built(guide: Any) -> frozenset[str]:
         return frozenset(held.observed) | {
             name.removesuffix(SHOWN_SUFFIX) for name in held.observed
         }
-    parts = getattr(guide, "guides", ())
+    parts = members_of(guide)
     return frozenset().union(*map(observed_when_built, parts), getattr(guide, "observed", ()))
 
 
@@ -140,7 +141,7 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     inner: Any = unwrap(guide)
     if inner is not guide:
         return sampled_when_built(model, inner)
-    if isinstance(parts := getattr(guide, "guides", None), list):
+    if parts := members_of(guide):
         known = [sampled_when_built(model, part) for part in parts]
         return frozenset().union(*(one or () for one in known)) if None not in known else None
     own = model_of(guide)

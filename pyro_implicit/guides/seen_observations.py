@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from pyro_implicit._few import few_of
 from pyro_implicit._random import RandomStream
+from pyro_implicit.guides.members import members_of
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
 from pyro_implicit.handlers.rows.row_coupling import can_be_looked_at
@@ -40,7 +41,7 @@ def warning_of_seen_observations(
     :returns: what a user should know; None where nothing of the kind was found, or the data are too
         many to be looked at.
     """
-    if isinstance(members := getattr(guide, "guides", None), list):  # of an ensemble
+    if members := members_of(guide):
         said = (warning_of_seen_observations(model, one, args, kwargs) for one in members)
         return next(filter(None, said), None)
     readers = _readers(guide)
@@ -160,6 +161,7 @@ def _with_other(
     others = []
     for leaf, marked in zip(leaves, seen, strict=True):
         is_changed = marked is not False and isinstance(leaf, Tensor) and leaf.dim() > 0
+        is_changed = is_changed and leaf.numel() > 0
         other = change(leaf) if is_changed else leaf
         others.append(torch.where(marked, other, leaf) if isinstance(marked, Tensor) else other)
     return others

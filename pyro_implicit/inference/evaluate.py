@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -160,7 +160,6 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
     if not len(whole["row"]):
         raise SiteError("all observations are masked, so that there is nothing to evaluate.")
     for name, data in job.sites.items():
-        _note_missing_means(job, name, data)
         if data.num_masked:
             job.notes[f"{data.num_masked} data of {name!r} are masked and left out"] = None
     if any(data.num_masked for data in job.sites.values()):
@@ -178,17 +177,20 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
             f"{infinite} data have an infinite density: they are at the edge of a support (zeros "
             "of a Gamma, zeros and ones of a Beta), or a scale is 0, and log densities tell nothing"
         ] = None
+    sites = {name: _site(data) for name, data in job.sites.items()}
+    for name, site in sites.items():
+        _note_missing_means(job, name, site.rows)
     return EvaluationReport(
         log_density=Score(*mean_and_error(whole["log_density"], whole["row"])),
-        sites={name: _site(data) for name, data in job.sites.items()},
+        sites=sites,
         num_samples=job.num_samples,
         rows=whole,
         notes=tuple(job.notes),
     )
 
 
-def _note_missing_means(job: EvaluationJob, name: str, data: SiteData) -> None:
-    means = data.joined().get("mean")
+def _note_missing_means(job: EvaluationJob, name: str, rows: Mapping[str, Tensor]) -> None:
+    means = rows.get("mean")
     without = 0 if means is None else int(means.isnan().sum())
     if without:
         job.notes[

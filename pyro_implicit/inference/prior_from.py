@@ -32,6 +32,7 @@ from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.held_data import program_of
 from pyro_implicit.guides.initialization.gaussian_start import gaussian_of
 from pyro_implicit.guides.latent_site import LatentSite
+from pyro_implicit.guides.members import members_of
 from pyro_implicit.guides.since_fit import replaced_since_fit
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.pointwise import latent_sites
@@ -143,8 +144,7 @@ def prior_from(
 
 def _check_carried(guide: Any) -> None:
     """Refuses guides without a posterior of their own, also among several."""
-    parts = getattr(guide, "guides", None)
-    for part in parts if isinstance(parts, list) else []:
+    for part in members_of(guide):
         _check_carried(part)
     if isinstance(guide, ConditionalGuide):
         raise ArgumentError(
@@ -211,8 +211,7 @@ def _check_spread(sites: list[JointSite], loc: Tensor, scale: Tensor) -> None:
 
 def _sites(guide: Callable[..., Any], args: Any, kwargs: Any) -> list[JointSite]:
     """The latents of a guide with their supports."""
-    members = getattr(guide, "guides", None) if isinstance(guide, DrawQuantiles) else None
-    if members:  # an ensemble, all of whose guides draw the same sites
+    if members := members_of(guide):  # an ensemble, all of whose guides draw the same sites
         return _sites(members[0], args, kwargs)
     if isinstance(guide, DrawQuantiles):  # an implicit guide, or chains
         sites: list[LatentSite] = guide.sites

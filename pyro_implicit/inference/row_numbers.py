@@ -9,6 +9,7 @@ from pyro.poutine.messenger import unwrap
 
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.members import members_of
 from pyro_implicit.handlers.rows.row_order import BY_NUMBER, BY_PLACE, RowOrder
 
 __all__ = ["numbered_if_called", "numbered_if_drawn"]
@@ -58,7 +59,7 @@ def numbered_if_drawn(guide: Any) -> RowOrder:
 
 
 def _is_ensemble(guide: Any) -> bool:
-    return isinstance(getattr(guide, "guides", None), list)
+    return bool(members_of(guide))
 
 
 def _names(part: Any) -> frozenset[str]:

@@ -31,6 +31,7 @@ from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
+from pyro_implicit.guides.members import members_of
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled_directions import unfilled
@@ -170,8 +171,8 @@ def fit(
 
 
 def _refuse_ensemble(guide: Any) -> None:
-    members = getattr(guide, "guides", None)
-    if isinstance(guide, DrawQuantiles) and isinstance(members, list):
+    members = members_of(guide)
+    if members and isinstance(guide, DrawQuantiles):
         raise ArgumentError(
             f"guide is an ensemble of {len(members)}, whose members are fitted by themselves: "
             "fit(model, one, ...) for each, and EnsembleGuide(members) of them then."

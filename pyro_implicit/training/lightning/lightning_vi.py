@@ -27,7 +27,7 @@ from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.inference.log_predictive_density import log_predictive_density
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
 from pyro_implicit.training.fitting.checks.first_look import explained_steps, first_look
-from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes
+from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes, is_pyros
 from pyro_implicit.training.lightning.anneal import Anneal
 from pyro_implicit.training.lightning.arguments import (
     check_arguments,
@@ -327,8 +327,8 @@ class LightningVI(pytorch.LightningModule):
             if not self._has_own_forward:
                 first_look(self.model, args, kwargs, **self._look)
             seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
-            if not self._has_own_forward:
-                check_plate_sizes(self.objective, self.model, self.guide, args, kwargs)
+            if is_pyros(self.objective) and not self._has_own_forward:
+                check_plate_sizes(self.model, self.guide, args, kwargs)
         for text in seen.warnings:
             warn(text)
         self._of_several = seen.of_several

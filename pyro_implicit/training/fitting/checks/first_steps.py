@@ -214,7 +214,7 @@ class FirstSteps:
         key = _shapes_of(args, kwargs)
         if key not in self._sizes and len(self._sizes) < _MAX_SHAPES_TO_LOOK_AT:
             self._sizes.add(key)
-            check_plate_sizes(self.objective, self.model, self.guide, args, kwargs)
+            check_plate_sizes(self.model, self.guide, args, kwargs)
 
     def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Of batches without an argument that the first one had, or with one that it had not."""

@@ -27,24 +27,19 @@ def is_pyros(objective: Any) -> bool:
     return isinstance(objective, ELBO) and not isinstance(objective, ParticleObjective)
 
 
-def check_plate_sizes(
-    objective: Any, model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any]
-) -> None:
+def check_plate_sizes(model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     """
     Refuses latents of rows that would weigh more in the guide than in the model, or less.
 
     Objectives of this package look at each step; Pyro's do not, and end at posteriors that are too
     wide or too narrow.
 
-    :param objective: what is minimised; another than Pyro's is left alone.
     :param model: a model.
     :param guide: its guide, which is built.
     :param args: positional arguments of both.
     :param kwargs: keyword arguments of both.
     :raises SiteError: naming the latent and its plate.
     """
-    if not is_pyros(objective):
-        return
     try:
         with unseen_run(), torch.no_grad():
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
