@@ -96,11 +96,12 @@ def fit_density_ratio(
     widths = bandwidths(bandwidth)
     ridge = check_number("ridge", ridge, above=0)
     with torch.no_grad():
-        middle = centres.double()
         # once for the width and both kernels: with many columns this is all the work
-        squares = squared_distances(torch.cat([numerator, denominator]).double(), middle)
-        width = middle.new_tensor(widths) * typical_distance(squares)
-        turns = torch.arange(len(middle), device=middle.device) % len(widths)
+        squares = torch.cat(
+            [squared_distances(x, centres, torch.float64) for x in (numerator, denominator)]
+        )
+        width = squares.new_tensor(widths) * typical_distance(squares)
+        turns = torch.arange(len(centres), device=centres.device) % len(widths)
         width = width[0] if len(widths) == 1 else width[turns]
         # H and h: theory/ratios.md (ratio-regression), Eq. 3 of Shi et al.
         above, psi = (squares / (-2 * width**2)).exp().split([len(numerator), len(denominator)])

@@ -15,18 +15,36 @@ __all__ = [
 ]
 
 
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+#: Entries of both sets that one block holds: they and what is made of them stay in a core's cache.
+_ENTRIES_OF_A_BLOCK = 2**18
+
+
+def squared_distances(x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """
     Squared Euclidean distances between all pairs of points.
 
+    Sums over blocks of columns, so that points of millions of columns are neither copied whole nor
+    converted whole.
+
     :param torch.Tensor x: points, shape ``(n, m)``.
     :param torch.Tensor y: points, shape ``(k, m)``.
+    :param dtype: that the distances are computed in; that of the points by default.
     :returns: squared Euclidean distances, shape ``(n, k)``, never negative.
     """
+    columns = max(1, _ENTRIES_OF_A_BLOCK // (len(x) + len(y)))
+    blocks = zip(x.split(columns, -1), y.split(columns, -1), strict=True)
+    first, *others = (_unclamped_squares(*block, dtype) for block in blocks)
+    for square in others:
+        first = first + square
+    return first.clamp(min=0)
+
+
+def _unclamped_squares(x: Tensor, y: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Squared distances that rounding can make negative."""
+    x, y = x.to(dtype or x.dtype), y.to(dtype or y.dtype)
     centre = y.mean(0).detach()  # distances far from the origin would cancel
     x, y = x - centre, y - centre
-    square = x.square().sum(-1, keepdim=True) + y.square().sum(-1) - 2 * (x @ y.mT)
-    return square.clamp(min=0)
+    return x.square().sum(-1, keepdim=True) + y.square().sum(-1) - 2 * (x @ y.mT)
 
 
 def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:

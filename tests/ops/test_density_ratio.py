@@ -58,13 +58,14 @@ def test_the_fit_solves_its_ridge_normal_equations(
 def test_a_fit_measures_its_distances_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
 
-    def counted(x: Tensor, y: Tensor) -> Tensor:
+    def counted(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+        assert dtype == torch.float64
         shapes.append((len(x), len(y)))
-        return squared_distances(x, y)
+        return squared_distances(x, y, dtype)
 
     monkeypatch.setattr(density_ratio, "squared_distances", counted)
     fit_density_ratio(torch.randn(5, 2), torch.randn(7, 2), torch.randn(3, 2))
-    assert shapes == [(12, 3)]
+    assert shapes == [(5, 3), (7, 3)]
 
 
 def test_the_fitted_ratio_approaches_the_true_one() -> None:

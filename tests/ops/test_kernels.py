@@ -10,12 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyro_implicit.ops import kernels
 from pyro_implicit.ops.kernels import (
     gaussian_kernel,
     median_distance,
     squared_distances,
     typical_distance,
 )
+from pyro_implicit.ops.largest_tensor import LargestTensor
 
 
 @pytest.mark.parametrize("shape", [(7, 5, 3), (1, 1, 1), (4, 1, 200)])
@@ -30,6 +32,33 @@ def test_squared_distances_are_those_of_differences_also_far_from_the_origin(
     expected = (x[:, None] - y).square().sum(-1)
     assert found.shape == (n, k) and (found >= 0).all()
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_many_columns_are_summed_in_blocks(
+    dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = torch.randn(3, 23) + 100, torch.randn(4, 23) + 100
+    x.requires_grad_()
+    monkeypatch.setattr(kernels, "_ENTRIES_OF_A_BLOCK", 7 * 5)  # four blocks of 5 columns, one of 3
+    found = squared_distances(x, y, dtype)
+    expected = (x.double()[:, None] - y.double()).square().sum(-1)
+    assert found.dtype == (dtype or torch.float32)
+    near = {"rtol": 1e-12, "atol": 1e-12} if dtype else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(found, expected.to(found), **near)
+    weights = torch.randn(3, 4)
+    mine, theirs = (
+        torch.autograd.grad((weights.to(square) * square).sum(), x)[0]
+        for square in (found, expected)
+    )
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_neither_points_nor_their_differences_are_copied_whole() -> None:
+    x, y = torch.randn(4, 300_000), torch.randn(4, 300_000)
+    with LargestTensor() as watch:
+        squared_distances(x, y, torch.float64)
+    assert watch.numel <= 2**18
 
 
 def test_float32_far_from_the_origin() -> None:
