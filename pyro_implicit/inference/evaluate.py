@@ -198,6 +198,13 @@ def _note_missing_means(job: EvaluationJob, name: str, rows: Mapping[str, Tensor
             "degree of freedom or less at some draw), and so no RMSE: read the MAE and the CRPS, "
             "which are of the median and of the whole distribution"
         ] = None
+    infinite = 0 if means is None else int(means.isinf().sum())
+    if infinite:
+        job.notes[
+            f"{infinite} data of {name!r} have an infinite predictive mean (an InverseGamma of "
+            "concentration 1 or less, a LogNormal of huge scale at some draw), and so no RMSE: "
+            "read the MAE and the CRPS, which are of the median and of the whole distribution"
+        ] = None
 
 
 def _note_new_sites(job: EvaluationJob, guide: Any) -> None:

@@ -29,8 +29,8 @@ from pyro_implicit.handlers.enumeration.sum_out import inseparable
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.held.held_sites import HeldSites
 from pyro_implicit.handlers.looks.upstream import upstream_sites
-from pyro_implicit.handlers.masks.missing_data import refuse_missing_data
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.observations.without_density import refuse_data_without_density
 from pyro_implicit.handlers.pointwise import (
     counted,
     is_auxiliary,
@@ -276,7 +276,7 @@ class _Densities:
         )
         self.dims.update({f.name: f.dim for f in site["cond_indep_stack"] if f.vectorized})
         value = pointwise_log_prob(site)
-        refuse_missing_data(site, value)
+        refuse_data_without_density(site, value)
         value = value.to(torch.promote_types(value.dtype, torch.float32))
         notes = counted_in_sum(site, value.shape) if marginal else counted(site)
         if marginal and data_in_sum(site):  # a factor beside masked data counts nothing

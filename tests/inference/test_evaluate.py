@@ -27,6 +27,7 @@ from pyro_implicit import (
 from pyro_implicit.exceptions import (
     ArgumentError,
     MissingExtraError,
+    NonFiniteError,
     ShapeError,
     SiteError,
 )
@@ -985,3 +986,30 @@ def test_what_has_no_mean_has_no_rmse_and_a_note(fn):
     report = evaluate(model, guide, y, num_samples=5)
     assert math.isnan(report.rmse.value) and math.isfinite(report.mae.value)
     assert sum("5 data of 'y' have no predictive mean" in note for note in report.notes) == 1
+
+
+def test_an_infinite_mean_is_told():
+    def model(y):
+        at = pyro.sample("at", dist.LogNormal(0.0, 0.1))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.InverseGamma(torch.tensor(0.8), at), obs=y)
+
+    y = torch.rand(5) + 0.1
+    guide = HyperNetworkGuide(model, init_from=None).setup(y)
+    report = evaluate(model, guide, y, num_samples=5)
+    assert math.isinf(report.rmse.value) and math.isfinite(report.mae.value)
+    assert sum("5 data of 'y' have an infinite predictive mean" in n for n in report.notes) == 1
+
+
+@pytest.mark.parametrize("score", [evaluate, log_predictive_density])
+def test_infinite_observations_are_refused_unless_masked(score):
+    def model(y, known):
+        at = pyro.sample("at", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)), pyro.poutine.mask(mask=known):
+            pyro.sample("y", dist.Normal(at, 1.0), obs=y)
+
+    y, known = torch.tensor([0.0, math.inf, 1.0]), torch.tensor([True, False, True])
+    guide = HyperNetworkGuide(model, init_from=None).setup(y.clamp(max=1.0), known)
+    score(model, guide, y, known, num_samples=5)
+    with pytest.raises(NonFiniteError, match="'y' observes infinite values.* mask them"):
+        score(model, guide, y, torch.ones(3, dtype=torch.bool), num_samples=5)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import NonFiniteError
-
-__all__ = ["missing_data", "refuse_missing_data"]
+__all__ = ["missing_data"]
 
 
 def missing_data(site: Any) -> str | None:
@@ -32,18 +29,3 @@ def missing_data(site: Any) -> str | None:
         f"index {first}. Leave such rows out of all arguments, or mask them and put a number in "
         "their place: with poutine.mask(mask=~y.isnan()) and obs=y.nan_to_num()."
     )
-
-
-def refuse_missing_data(site: Any, log_prob: Tensor) -> None:
-    """
-    Refuses observations that make a log-density NaN.
-
-    :param site: an observed site.
-    :param torch.Tensor log_prob: its log-density, of any shape, with a mask applied: what is masked
-        does no harm.
-    :raises NonFiniteError: naming the site and the number of its NaN.
-    """
-    if bool(torch.isnan(log_prob.detach()).any()):
-        notes = missing_data(site)
-        if notes is not None:
-            raise NonFiniteError(notes)

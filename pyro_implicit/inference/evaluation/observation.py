@@ -12,8 +12,8 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.handlers.masks.missing_data import refuse_missing_data
 from pyro_implicit.handlers.observations.observed_shape import observed_batch_shape
+from pyro_implicit.handlers.observations.without_density import refuse_data_without_density
 from pyro_implicit.handlers.pointwise import batch_log_prob, unmasked
 from pyro_implicit.handlers.supports.served_supports import circular_part, plain_support
 from pyro_implicit.handlers.wrapped import without_events
@@ -218,7 +218,7 @@ class Observation:
     def log_prob(self) -> Tensor:
         """The log-density of each datum, masked parts left out, datum shape."""
         entries = batch_log_prob(self._site).expand(self.batch_shape)
-        refuse_missing_data(self._site, entries)
+        refuse_data_without_density(self._site, entries)
         entries = entries.to(torch.promote_types(entries.dtype, torch.float32))
         return entries.sum(self._joined, keepdim=True) if self._joined else entries
 

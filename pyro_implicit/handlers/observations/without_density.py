@@ -1,0 +1,31 @@
+"""Observations that no draw gives a density: NaN, and infinite ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pyro_implicit.exceptions import NonFiniteError
+from pyro_implicit.handlers.masks.missing_data import missing_data
+from pyro_implicit.handlers.supports.support_edge import warning_of_edge
+
+__all__ = ["refuse_data_without_density"]
+
+
+def refuse_data_without_density(site: Any, log_prob: Tensor) -> None:
+    """
+    Refuses observations that make a log-density NaN, and infinite ones that have no density.
+
+    :param site: an observed site.
+    :param torch.Tensor log_prob: its log-density, of any shape, with a mask applied: what is masked
+        does no harm.
+    :raises NonFiniteError: naming the site and the number of its NaN.
+    """
+    log_prob = log_prob.detach()
+    if bool(log_prob.isfinite().all()):
+        return
+    has_nan = bool(log_prob.isnan().any())
+    notes = (missing_data(site) if has_nan else None) or warning_of_edge(site, at_edges=False)
+    if notes is not None:
+        raise NonFiniteError(notes)
