@@ -51,7 +51,13 @@ from pyro_implicit.inference.fitted_call import FittedCall
 from pyro_implicit.inference.from_prior import came_from_prior, forgotten_of
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
-__all__ = ["DataOfPlates", "Noted", "log_predictive_density", "mean_densities"]
+__all__ = [
+    "DataOfPlates",
+    "Noted",
+    "NothingToScore",
+    "log_predictive_density",
+    "mean_densities",
+]
 
 
 def log_predictive_density(
@@ -123,6 +129,10 @@ def log_predictive_density(
     call.warn([*noted.warnings(), *call.warning_of_runs(noted.joint_rows)])
     call.warn(call.warning_of_seen_observations())  # last: a function's draws may end
     return densities
+
+
+class NothingToScore(SiteError):
+    """All observations are masked: a batch of a loader may be so, where others are not."""
 
 
 class DataOfPlates(NamedTuple):
@@ -212,7 +222,7 @@ def mean_densities(
             else:
                 total, kept = torch.logaddexp(total, one), kept | counted  # masks may follow draws
     if not bool(kept.any()):
-        raise SiteError("all observations are masked, so that there is nothing to score.")
+        raise NothingToScore("all observations are masked, so that there is nothing to score.")
     noted.kept = kept
     densities: Tensor = (total - math.log(num_samples))[kept]
     return densities

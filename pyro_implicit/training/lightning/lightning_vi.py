@@ -24,7 +24,10 @@ from pyro_implicit._random import (
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
-from pyro_implicit.inference.log_predictive_density import log_predictive_density
+from pyro_implicit.inference.log_predictive_density import (
+    NothingToScore,
+    log_predictive_density,
+)
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
 from pyro_implicit.training.fitting.checks.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes, is_pyros
@@ -116,8 +119,9 @@ class LightningVI(pytorch.LightningModule):
     training step, never in validation; several processes average its gradients.
 
     **Logs.** ``train_loss`` and the objective's terms at each step; with validation data
-    ``val_log_predictive``, the mean over data of the log predictive density: monitor it
-    (``EarlyStopping("val_log_predictive", mode="max")``), always with the same draws.
+    ``val_log_predictive``, the mean over data of the log predictive density, NaN if all of them are
+    masked: monitor it (``EarlyStopping("val_log_predictive", mode="max")``), always with the same
+    draws.
 
     **Averages of weights** (``StochasticWeightAveraging``, ``EMAWeightAveraging``) copy the module
     before it has seen a batch: call :meth:`warm_up` first, else they are refused.
@@ -269,9 +273,13 @@ class LightningVI(pytorch.LightningModule):
         """Logs the loss of one validation batch; see Lightning."""
         args, kwargs = self.batch_to_args(batch)
         draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
-        values = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
-        name, mean = "val_log_predictive", values.mean()
-        self.log(name, mean, on_epoch=True, prog_bar=True, batch_size=len(values), sync_dist=True)
+        try:
+            values = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
+            mean, count = values.mean(), len(values)
+        except NothingToScore:  # in this batch; the mean is over data, and it has none
+            mean, count = torch.zeros((), device=self.device), 0
+        name, now = "val_log_predictive", {"on_epoch": True, "prog_bar": True, "sync_dist": True}
+        self.log(name, mean, batch_size=count, **now)
 
     def predict_step(self, batch: Any, batch_idx: int) -> None:
         """

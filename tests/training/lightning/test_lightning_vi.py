@@ -21,7 +21,14 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
 from lightning.pytorch.utilities import CombinedLoader
 
-from pyro_implicit import BayesianModule, HyperNetworkGuide, LightningVI, LinearisedELBO, predict
+from pyro_implicit import (
+    BayesianModule,
+    HyperNetworkGuide,
+    LightningVI,
+    LinearisedELBO,
+    log_predictive_density,
+    predict,
+)
 from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import (
     ArgumentError,
@@ -254,6 +261,29 @@ def test_the_validation_score_is_the_mean_over_all_data():
     draws = DrawChunks(vi.guide, (x, y), {}, 3, 0).holding(1)[0]["w"]  # the same in each batch
     densities = dist.Normal(draws @ x.T, 0.3).log_prob(y)
     expected = densities.logsumexp(0).mean() - math.log(3)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("known", [[True, True, False, False], [False] * 4])
+def test_a_validation_batch_that_is_masked_counts_nothing(known):
+    x, y = (part[:4] for part in data().tensors)
+
+    def masked(x, y, known=None):
+        w = pyro.sample("w", dist.Normal(torch.zeros(x.shape[-1]), 1.0).to_event(1))
+        known = torch.ones(len(x), dtype=bool) if known is None else known
+        with pyro.plate("data", ROWS, subsample_size=len(x)), pyro.poutine.mask(mask=known):
+            pyro.sample("y", dist.Normal((x * w).sum(-1), 0.3), obs=y)
+
+    vi = LightningVI(masked, HyperNetworkGuide(masked), LinearisedELBO(2), optimizer=SGD)
+    validation = DataLoader(TensorDataset(x, y, torch.tensor(known)), batch_size=2)
+    fit = trainer(max_epochs=1)
+    fit.fit(vi, loader(), validation)
+    found = fit.callback_metrics["val_log_predictive"]
+    if not any(known):
+        assert found.isnan()
+        return
+    draws = {"num_samples": vi.num_val_samples, "seed": 0}
+    expected = log_predictive_density(masked, vi.guide, x[:2], y[:2], **draws).mean()
     torch.testing.assert_close(found, expected)
 
 
