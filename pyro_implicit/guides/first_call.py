@@ -67,6 +67,7 @@ class FirstCall:
             "arguments": sorted(list(one) for one in self.held.arguments),
             "observed": observed,
             "sampled": None if self.held.sampled is None else sorted(self.held.sampled),
+            "program": self.held.program,
             "parameters": self.parameters.to_state(),
             "statistics": {n: list(one) for n, one in self.parameters.statistics.now().items()},
         }
@@ -81,11 +82,15 @@ class FirstCall:
         :raises StateError: if it is anything else.
         """
         check_like(state, _EXAMPLE_STATE, FIRST_CALL_KEY)
-        sampled = state.get("sampled")  # which older states do not have, nor "names"
+        # older states have none of these, nor "names"
+        sampled, program = state.get("sampled"), state.get("program")
+        if not isinstance(program, (str, type(None))):
+            raise StateError(f"program in {FIRST_CALL_KEY!r} of the state is {shown(program)}.")
         held = HeldData.from_prints(
             {_print(one, "arguments") for one in state["arguments"] if one is not None},
             {name: _print(one, "observed") for name, one in state["observed"].items()},
             None if sampled is None else frozenset(_names(sampled)),
+            program,
         )
         prints = {n: _print(one, "statistics") for n, one in state["statistics"].items()}
         saved = {name: one for name, one in prints.items() if one is not None}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuideList
-from pyro.infer.autoguide.initialization import InitMessenger
-from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import unwrap
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.members import members_of
+from pyro_implicit.guides.program_print import print_of_program, unconditioned
 from pyro_implicit.handlers.held.held_sites import HeldSites
 from pyro_implicit.handlers.looks.any_value import AnyValue
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
@@ -25,12 +23,13 @@ from pyro_implicit.handlers.rows.same_rows import fingerprint
 
 __all__ = [
     "HeldData",
+    "is_made_for",
     "model_of",
     "observed_when_built",
     "program_of",
     "sampled_when_built",
+    "sites_when_built",
     "warning_of_held_data",
-    "unconditioned",
 ]
 
 
@@ -55,6 +54,8 @@ class HeldData:
         met: set[str] = set()
         self.observed = _observed(model, args, kwargs, is_small, self.parameters, met)
         self.sampled = frozenset(met) or None
+        #: what tells the model's program from others, for a guide that is loaded without it
+        self.program = print_of_program(model)
 
     @classmethod
     def from_prints(
@@ -62,6 +63,7 @@ class HeldData:
         arguments: set[Any],
         observed: dict[str, Any],
         sampled: frozenset[str] | None = None,
+        program: str | None = None,
     ) -> HeldData:
         """
         What a saved guide knows of the call that built it.
@@ -69,11 +71,12 @@ class HeldData:
         :param arguments: fingerprints of the arguments.
         :param observed: fingerprint of what each site observes, or None.
         :param sampled: names of all sites, or None.
+        :param program: fingerprint of the model's program, or None.
         :returns: it, without parameters.
         """
         held = cls.__new__(cls)
         held.arguments, held.observed, held.parameters = arguments, observed, []
-        held.sampled = sampled
+        held.sampled, held.program = sampled, program
         return held
 
     def still_there(
@@ -136,7 +139,8 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     :param model: a Pyro model, or it with values held by ``poutine.condition``.
     :param guide: any guide of it.
     :returns: their names; None where the guide is of another model (one that hides sites, say), or
-        does not know. Several guides know what all of them know.
+        does not know. Several guides know what all of them know, one that was loaded without its
+        model what it knows of a program like this one.
     """
     inner: Any = unwrap(guide)
     if inner is not guide:
@@ -144,8 +148,7 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     if parts := members_of(guide):
         known = [sampled_when_built(model, part) for part in parts]
         return frozenset().union(*(one or () for one in known)) if None not in known else None
-    own = model_of(guide)
-    if own is None or unconditioned(model) is not unconditioned(own):
+    if not is_made_for(model, guide):
         return None
     held = _held_by(guide)
     if held is not None:
@@ -157,6 +160,32 @@ def sampled_when_built(model: Any, guide: Any) -> frozenset[str] | None:
     if trace is None or isinstance(guide, AutoGuideList):
         return None
     return frozenset(name for name, node in trace.nodes.items() if node.get("type") == "sample")
+
+
+def is_made_for(model: Any, guide: Any) -> bool:
+    """
+    Tells whether a model is that which a guide was made for.
+
+    :param model: a Pyro model, or it with values held by ``poutine.condition``.
+    :param guide: any guide but several; one that was loaded without its model knows the fingerprint
+        of its program.
+    :returns: False, too, if nobody can tell.
+    """
+    own, held = model_of(guide), _held_by(guide)
+    if own is None and held is not None and held.program is not None:
+        return held.program == print_of_program(model)
+    return own is not None and unconditioned(model) is unconditioned(own)
+
+
+def sites_when_built(guide: Any) -> frozenset[str] | None:
+    """
+    Sites of a guide's own model, whichever is asked for now.
+
+    :param guide: any guide.
+    :returns: their names; None where it does not know.
+    """
+    held = _held_by(guide)
+    return None if held is None else held.sampled
 
 
 def model_of(guide: Any) -> Any:
@@ -182,21 +211,6 @@ def program_of(guide: Any) -> Any:
     """
     bare = getattr(guide, "_bare_model", None) or [None]  # the prototype's has lost its signature
     return bare[0] or model_of(guide) or guide
-
-
-def unconditioned(model: Any) -> Any:
-    """
-    What values are held in, by ``poutine.condition`` or where a guide looks for its start.
-
-    :param model: a Pyro model.
-    :returns: the model without these handlers around it.
-    """
-    while isinstance(wrapped := getattr(model, "func", None), partial):
-        handler, *inner = wrapped.args or (None,)
-        if not (isinstance(handler, (ConditionMessenger, InitMessenger)) and len(inner) == 1):
-            break
-        model = inner[0]
-    return model
 
 
 def warning_of_held_data(

@@ -6,7 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pyro_implicit.exceptions import SiteError
-from pyro_implicit.guides.held_data import model_of, observed_when_built, sampled_when_built
+from pyro_implicit.guides.held_data import (
+    is_made_for,
+    model_of,
+    observed_when_built,
+    sampled_when_built,
+    sites_when_built,
+)
 from pyro_implicit.handlers.looks.upstream import upstream_sites
 from pyro_implicit.handlers.pointwise import run_model
 from pyro_implicit.inference.run_plan import RunPlan
@@ -88,9 +94,9 @@ def forgotten_latents(
     With data, all that is not observed is a latent, unless it was observed when the guide was
     built, or was not there at all and does not follow from data. Without, it is what other sites
     are a function of, and what the model that the guide was made for does not sample: that one
-    observes a series of observations, each given the one before. A guide that does not tell its
-    model is believed, unless it draws latents that this one does not have. Sites that were asked
-    for by name are left out.
+    observes a series of observations, each given the one before. A guide that tells neither its
+    model nor that model's sites is believed, unless it draws latents that this one does not have.
+    Sites that were asked for by name are left out.
 
     :param model: the model.
     :param guide: the guide.
@@ -110,7 +116,9 @@ def forgotten_latents(
         if len(forgotten) < len(free) and _follow_data(model, calls, plan, free):
             return sorted(free)
         return sorted(forgotten)
-    if not free or len(plan.free) < 2 or model_of(guide) is model:
+    own = model_of(guide)
+    is_own = own is model or (own is None and is_made_for(model, guide))  # loaded without it
+    if not free or len(plan.free) < 2 or is_own:
         return []
     one = {name: value[0] for name, value in plan.draws.items()}
     known = _sites_in_fit(guide, args, kwargs, one)
@@ -141,8 +149,10 @@ def _follow_data(
 
 
 def _sites_in_fit(guide: Any, args: Any, kwargs: Any, values: Any) -> set[str] | None:
-    """Names of the sites of the guide's own model; None if it cannot be asked."""
+    """Names of the sites of the guide's own model; None if nobody knows them."""
     own, names = model_of(guide), set[str]()
+    if own is None and (known := sites_when_built(guide)) is not None:
+        return set(known)
     if not callable(own):
         return None
     try:

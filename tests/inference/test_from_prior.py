@@ -254,3 +254,37 @@ def test_a_saved_guide_with_its_model_knows_what_is_new() -> None:
     state["_extra_state"]["first_call"]["sampled"] = [3]
     with pytest.raises(StateError, match=r"names in 'first_call' of the state are \[3\]"):
         HyperNetworkGuide(_state_space, init_from=None).load_state_dict(state)
+
+
+def test_a_guide_loaded_without_its_model_knows_what_is_new_by_the_models_program() -> None:
+    guide = HyperNetworkGuide(_state_space, init_from=None).setup(LEVELS)
+    state = guide.state_dict()
+    loaded = HyperNetworkGuide.from_state_dict(state)
+    evaluate(_state_space, loaded, LEVELS, ahead=3, future=torch.ones(3), num_samples=3)
+    predict(_state_space, loaded, LEVELS, ahead=3, num_samples=3)
+
+    def another(levels, ahead=0, future=None):
+        return _state_space(levels, ahead=ahead, future=future)
+
+    with pytest.warns(UserWarning, match=r"does not draw \['more'\]"):
+        evaluate(another, loaded, LEVELS, ahead=3, future=torch.ones(3), num_samples=3)
+    state["_extra_state"]["first_call"]["program"] = 3
+    with pytest.raises(StateError, match="program in 'first_call' of the state is 3"):
+        HyperNetworkGuide.from_state_dict(state)
+
+
+def test_a_guide_loaded_without_its_model_knows_what_that_hid() -> None:
+    def model(x, y=None):
+        w, v = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "wv")
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x + v, 0.5), obs=y)
+
+    x = torch.randn(5)
+    for hidden in ({"expose": ["w"]}, {"hide": ["v"]}):
+        guide = HyperNetworkGuide(poutine.block(model, **hidden), init_from=None).setup(x, x)
+        loaded = HyperNetworkGuide.from_state_dict(guide.state_dict())
+        for one in (guide, loaded):
+            with pytest.warns(UserWarning, match=r"does not draw \['v'\]"):
+                predict(model, one, x, num_samples=3)
+            with pytest.warns(UserWarning, match=r"does not draw \['v'\]"):
+                evaluate(model, one, x, x, num_samples=3)

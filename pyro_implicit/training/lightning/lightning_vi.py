@@ -278,8 +278,8 @@ class LightningVI(pytorch.LightningModule):
             mean, count = values.mean(), len(values)
         except NothingToScore:  # in this batch; the mean is over data, and it has none
             mean, count = torch.zeros((), device=self.device), 0
-        name, now = "val_log_predictive", {"on_epoch": True, "prog_bar": True, "sync_dist": True}
-        self.log(name, mean, batch_size=count, **now)
+        over_epoch: Any = {"on_epoch": True, "sync_dist": True, "batch_size": count}
+        self.log("val_log_predictive", mean, prog_bar=True, **over_epoch)
 
     def predict_step(self, batch: Any, batch_idx: int) -> None:
         """

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from pyro_implicit.exceptions import GuideError
-from pyro_implicit.guides.held_data import model_of, unconditioned
+from pyro_implicit.guides.held_data import model_of
+from pyro_implicit.guides.program_print import unconditioned
 from pyro_implicit.handlers.errors.type_errors import first_line
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.training.fitting.arguments import Arguments

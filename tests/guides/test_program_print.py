@@ -1,0 +1,65 @@
+"""Fingerprints of programs."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import config_enumerate
+from pyro.nn import PyroModule
+
+from pyro_implicit.guides.program_print import print_of_program
+
+SOURCE = """
+def model(x, scale=1.0):
+    at = pyro.sample("at", dist.Normal(0.0, {scale}))
+    return [pyro.sample(name, dist.Normal(at, scale)) for name in {names}]
+"""
+
+
+def made(scale=2.0, names=("a", "b"), above=""):
+    space = {"pyro": pyro, "dist": dist}
+    exec(above + SOURCE.format(scale=scale, names=names), space)
+    return space["model"]
+
+
+def test_the_same_source_is_known_again_wherever_it_stands():
+    assert print_of_program(made()) == print_of_program(made(above="import os\n\n\n"))
+
+
+@pytest.mark.parametrize("change", [{"scale": 3.0}, {"names": ("a", "c")}])
+def test_another_source_is_another_program(change):
+    assert print_of_program(made()) != print_of_program(made(**change))
+
+
+def test_what_neither_hides_nor_adds_sites_is_looked_through():
+    model = made()
+    for wrapped in (poutine.condition(model, data={}), config_enumerate(model)):
+        assert print_of_program(wrapped) == print_of_program(model)
+
+
+@pytest.mark.parametrize(
+    "model", [poutine.block(made(), hide=["a"]), poutine.scale(made(), scale=2.0), print, len]
+)
+def test_what_is_within_a_handler_or_has_no_instructions_is_unknown(model):
+    assert print_of_program(model) is None
+
+
+def test_modules_and_objects_are_their_classes_programs():
+    class Model(PyroModule):
+        def forward(self, x):
+            return x + 1
+
+    class Callable:
+        def __call__(self, x):
+            return x + 2
+
+        def method(self, x):
+            return x + 3
+
+    prints = [print_of_program(one) for one in (Model(), Callable(), Callable().method)]
+    assert None not in prints and len(set(prints)) == 3
+    assert print_of_program(Model()) == prints[0]
+    assert print_of_program(torch.nn.Identity()) not in (None, *prints)
