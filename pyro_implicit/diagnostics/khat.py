@@ -31,6 +31,7 @@ from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.errors.weights_around import refuse_weights_around
+from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.ops.inversion import DensityEstimate
@@ -144,10 +145,11 @@ def khat(
     :raises NonFiniteError: if the model's density is NaN or infinite at a draw.
     :raises ShapeError: for data without rows.
     :raises SiteError: if the model draws something by itself, or lacks a latent of the guide;
-        within ``with poutine.scale(...)`` or ``poutine.mask``.
+        within ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
     check_model(model)
+    refuse_condition_around("khat")
     refuse_weights_around("khat")
     check_order(model, "khat(model, guide, ...)", guide)
     check_misspelt(khat, model, kwargs)

@@ -28,6 +28,7 @@ from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.errors.weights_around import refuse_weights_around
+from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
@@ -123,7 +124,7 @@ def stein_discrepancy(
     :raises NonFiniteError: if a gradient is not finite, or a parameter of the guide NaN.
     :raises ShapeError: for fewer draws than ``num_samples``, or data without rows.
     :raises SiteError: if the model has other latents than those drawn, or draws by itself; within
-        ``with poutine.scale(...)`` or ``poutine.mask``.
+        ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
     :raises StateError: within ``torch.inference_mode()``, where there are no gradients.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
@@ -131,6 +132,7 @@ def stein_discrepancy(
     check_count("num_samples", num_samples, minimum=2)
     check_count("num_bootstrap", num_bootstrap)
     check_model(model)
+    refuse_condition_around("stein_discrepancy")
     refuse_weights_around("stein_discrepancy")
     check_order(model, "stein_discrepancy(model, guide, ...)", guide)
     check_misspelt(stein_discrepancy, model, kwargs)

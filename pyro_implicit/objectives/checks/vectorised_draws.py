@@ -97,20 +97,24 @@ def _first_mixed(
             many = together.get(name)
             if many is None or not (_is_finite(many[index]) and _is_finite(one)):
                 continue
-            difference, tolerance = _largest_difference(many[index], one), _ENTRY_TOLERANCE
-            if not _is_precise(one):
-                difference = _largest_difference(many[index].sum(), one.sum())
-                tolerance = log_prob_tolerance(one)
+            as_sums = not _is_precise(one)
+            difference, tolerance = _difference(many[index], one, as_sums)
             if difference <= tolerance:
                 continue
             if rounding is None:
                 rounding = _rounding(model, args, kwargs, particle, index, found)
-            if not rounding:
-                difference = _largest_difference(many[index].sum(), one.sum())
-                tolerance = log_prob_tolerance(one)
+            if not rounding and not as_sums:
+                difference, tolerance = _difference(many[index], one, as_sums=True)
             if difference > max(tolerance, _MAX_TIMES_ROUNDING * rounding.get(name, 0.0)):
                 return name, float(many[index].sum()), float(one.sum())
     return None
+
+
+def _difference(many: Tensor, one: Tensor, as_sums: bool) -> tuple[float, float]:
+    """How far densities differ, and by how much they may."""
+    if as_sums:
+        return _largest_difference(many.sum(), one.sum()), log_prob_tolerance(one)
+    return _largest_difference(many, one), _ENTRY_TOLERANCE
 
 
 def _largest_difference(one: Tensor, other: Tensor) -> float:

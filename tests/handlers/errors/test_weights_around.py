@@ -30,11 +30,25 @@ def model(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("around", [poutine.scale(scale=0.1), poutine.mask(mask=False)])
+@pytest.mark.parametrize(
+    "around",
+    [
+        poutine.scale(scale=0.1),
+        poutine.scale(scale=torch.ones(())),
+        poutine.mask(mask=False),
+        poutine.condition(data={"y": X}),
+    ],
+)
 def test_weights_around_a_call_are_refused(call: str, around: Any) -> None:
     guide = HyperNetworkGuide(model, init_from=None).setup(X)
     with around, pytest.raises(SiteError, match=rf"{call} was called within .* {call}\(poutine\."):
         CALLS[call](model, guide, X)
+
+
+def test_weights_that_change_nothing_are_not() -> None:
+    guide = HyperNetworkGuide(model, init_from=None).setup(X)
+    with poutine.scale(scale=1.0), poutine.mask(mask=True):
+        khat(model, guide, X)
 
 
 def test_weights_of_the_model_itself_are_not() -> None:

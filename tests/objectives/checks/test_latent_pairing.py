@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import config_enumerate
 
 from pyro_implicit import (
@@ -24,6 +25,7 @@ from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.generators import ResidualGenerator
 from pyro_implicit.objectives import IWAE
+from pyro_implicit.objectives.checks.latent_pairing import check_same_weight
 
 Make = Callable[..., Any]
 Y = torch.tensor([-1.0, 0.5, 2.0])
@@ -207,3 +209,64 @@ def test_rows_of_an_explicit_guide_weigh_as_in_the_model(objective: Any) -> None
     assert objective.loss(_rows, guide, x, y) < float("inf")
     with pytest.raises(SiteError, match=r"'z' is in plate 'rows', which has 6 rows in all in the"):
         objective.loss(_rows, guide, x[:6], y[:6])
+
+
+def _cut_guide(x: torch.Tensor, y: torch.Tensor) -> None:
+    with pyro.plate("others", 60, subsample_size=len(x)):
+        pyro.sample("z", dist.Normal(0.5 * (y - x), 0.5))
+
+
+@pytest.mark.filterwarnings("ignore:Found plate statements in guide")
+def test_a_plate_of_another_name_that_counts_more_in_the_guide_is_refused() -> None:
+    x, y = torch.randn(2, 12)
+    with pytest.raises(SiteError, match=r"in plate 'others', which has 60 rows in all there.* 12:"):
+        IWAE(20).loss(_rows, _cut_guide, x, y)
+
+
+@pytest.mark.filterwarnings("ignore:Found plate statements in guide")
+def test_rows_of_one_number_that_show_others_are_refused() -> None:
+    def half(x: torch.Tensor, y: torch.Tensor) -> None:
+        with pyro.plate("rows", 24, subsample_size=len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + x, 0.5), obs=y)
+
+    nodes = {}
+    for size in (12, 6):
+        x, y = torch.randn(2, size)
+        trace = poutine.trace(half).get_trace(x, y)
+        trace.compute_log_prob()
+        nodes[size] = {"z": trace.nodes["z"]}
+    with pytest.raises(SiteError, match="in plates of other sizes, and has another weight"):
+        check_same_weight(nodes[12], nodes[6])
+
+
+def test_points_have_no_entropy_that_could_weigh() -> None:
+    def half(x: torch.Tensor, y: torch.Tensor) -> None:
+        with pyro.plate("rows", 24, subsample_size=len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + x, 0.5), obs=y)
+
+    def points(x: torch.Tensor, y: torch.Tensor, log_density: float = 0.0) -> None:
+        with pyro.plate("rows", len(x)):
+            pyro.sample("z", dist.Delta(0.5 * y, log_density=log_density))
+
+    x, y = torch.randn(2, 12)
+
+    def latent(program: Any, *args: Any) -> dict[str, Any]:
+        return {"z": poutine.trace(program).get_trace(x, y, *args).nodes["z"]}
+
+    check_same_weight(latent(half), latent(points))
+    with pytest.raises(SiteError, match="24 rows in all in the model and 12 in the guide"):
+        check_same_weight(latent(half), latent(points, -1.0))
+
+
+@pytest.mark.filterwarnings("ignore:Found plate statements in guide")
+def test_an_annealed_prior_in_a_plate_of_another_name_is_not_another_weight() -> None:
+    def annealed(x: torch.Tensor, y: torch.Tensor) -> None:
+        with pyro.plate("rows", 60, subsample_size=len(x)):
+            with poutine.scale(scale=0.3):
+                z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + x, 0.5), obs=y)
+
+    x, y = torch.randn(2, 12)
+    AlphaEnergy(20, alpha=0.0).loss(annealed, _cut_guide, x, y)
