@@ -20,12 +20,12 @@ from pyro_implicit.objectives.checks.batch_dims import PARTICLE_PLATE
 from pyro_implicit.objectives.checks.particle_coupling import ADVICE_ON_VECTORISATION
 from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
 from pyro_implicit.ops.log_prob_tolerance import is_half_precision, log_prob_tolerance
+from pyro_implicit.ops.perturbed_results import PerturbedResults, perturbed
 
 __all__ = ["check_same_alone"]
 
 _ENTRY_TOLERANCE = 1e-4  # what differs by more is compared with what rounding does
 _NUM_PERTURBED_RUNS = 3
-_PERTURBATION_IN_EPS = 4.0
 _MAX_TIMES_ROUNDING = 30.0  # six times was seen of networks at noise scales of 1e-13
 
 
@@ -133,7 +133,7 @@ def _rounding(
     found: dict[str, Tensor],
 ) -> dict[str, float]:
     """
-    How far densities of one draw move by site, if its latents do in their last digits.
+    How far densities of one draw move by site, if what follows from its latents is rounded.
 
     Data stay as they are: codes and labels among them may be numbers with a point. Empty for a
     model that does not run at such latents.
@@ -142,24 +142,19 @@ def _rounding(
     most = dict.fromkeys(found, 0.0)
     for _ in range(_NUM_PERTURBED_RUNS):
         try:
-            moved = {
-                name: value if name in particle.rows else _perturbed(value)
-                for name, value in values.items()
-            }
-            made = _densities(single, args, kwargs, moved)
+            moved = {name: _perturbed_latent(value) for name, value in values.items()}
+            with torch.enable_grad(), PerturbedResults():
+                made = _densities(single, args, kwargs, moved)
         except Exception:  # of a model that takes no other latents than those that were drawn
             return {}
         for name, value in made.items():
             if name in most and _is_finite(value):
-                most[name] = max(most[name], _largest_difference(value, found[name]))
+                most[name] = max(most[name], _largest_difference(value.detach(), found[name]))
     return most
 
 
-def _perturbed(value: Tensor) -> Tensor:
-    if not value.is_floating_point():
-        return value
-    by = _PERTURBATION_IN_EPS * torch.finfo(value.dtype).eps
-    return value * (1.0 + by * (2.0 * torch.rand_like(value) - 1.0))
+def _perturbed_latent(value: Tensor) -> Tensor:
+    return perturbed(value).requires_grad_() if value.is_floating_point() else value
 
 
 def _run_alone(

@@ -136,7 +136,7 @@ def test_a_model_that_fails_at_perturbed_latents_is_refused_all_the_same(
         raise RuntimeError("at latents that nobody drew")
 
     module = "pyro_implicit.objectives.checks.vectorised_draws"
-    monkeypatch.setattr(f"{module}._perturbed", fails)
+    monkeypatch.setattr(f"{module}._perturbed_latent", fails)
     with pytest.raises(SiteError, match="the model mixes draws"):
         _loss(_model(MIXING["a rank"]))
 
@@ -144,21 +144,41 @@ def test_a_model_that_fails_at_perturbed_latents_is_refused_all_the_same(
 def test_products_of_less_precision_are_judged_less_closely() -> None:
     before = torch.get_float32_matmul_precision()
     x = torch.randn(500, 64, generator=torch.Generator().manual_seed(0))
+    as_tf32 = 1.0 + 1e-3 * torch.tensor([1.0, -1.0]).repeat(250)
 
     def model(x: Tensor, y: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(torch.zeros(64), 1.0).to_event(1))
         mean = torch.einsum("...d,nd->...n", w, x)
         with pyro.plate("data", len(x)):
-            mean = mean.squeeze(-2) if w.dim() > 1 else mean
+            mean = as_tf32 * mean.squeeze(-2) if w.dim() > 1 else mean  # of another product
             pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
     guide = HyperNetworkGuide(model, init_from=None).setup(x, x[:, 0])
+    objective = LinearisedELBO(8, vectorize_particles=True)
+    with pytest.raises(SiteError, match="the model mixes draws"):
+        objective.loss(model, guide, x, x[:, 0])
     torch.set_float32_matmul_precision("medium")
     try:
-        loss = LinearisedELBO(8, vectorize_particles=True).loss(model, guide, x, x[:, 0])
+        loss = objective.loss(model, guide, x, x[:, 0])
     finally:
         torch.set_float32_matmul_precision(before)
     assert math.isfinite(loss)
+
+
+def test_what_cancels_behind_large_numbers_is_rounding_and_no_mixture() -> None:
+    """Raw parameters of some hundreds, fed to a network."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(4, 64, generator=generator)
+    last = torch.randn(64, 1, generator=generator) / 8
+
+    def model(y: Tensor) -> None:
+        z = pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
+        hidden = torch.tanh((300.0 + 0.5 * z) @ weights - 300.0 * weights.sum(0))
+        pyro.sample("y", dist.Normal(hidden @ last, 0.05).to_event(1), obs=y)
+
+    y = torch.zeros(1)
+    guide = HyperNetworkGuide(model, init_from=None).setup(y)
+    assert math.isfinite(LinearisedELBO(16, vectorize_particles=True).loss(model, guide, y))
 
 
 @pytest.mark.parametrize("name", APART)
