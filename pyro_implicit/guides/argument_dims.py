@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_implicit.guides.members import members_of
+from pyro_implicit.handlers.known_call import known_call_of
 from pyro_implicit.handlers.rows.same_rows import (
     Fingerprint,
     are_alike,
@@ -54,7 +55,7 @@ def warning_of_other_shapes(guide: Any, args: tuple[Any, ...]) -> list[str]:
     """
     if parts := members_of(guide):
         return list(dict.fromkeys(s for part in parts for s in warning_of_other_shapes(part, args)))
-    known = getattr(guide, "first_call", None)
+    known = known_call_of(guide)
     seen: tuple[Shape | None, ...] = () if known is None else known.shapes
     return [*filter(None, (_lost_dimension(seen, args), _other_columns(seen, args)))]
 
@@ -125,7 +126,7 @@ def rows_of_first_call(guide: Any) -> Fingerprint | None:
     """
     if parts := members_of(guide):
         return next((rows for rows in map(rows_of_first_call, parts) if rows is not None), None)
-    known = getattr(guide, "first_call", None)
+    known = known_call_of(guide)
     found: Fingerprint | None = getattr(known, "rows", getattr(guide, "rows_seen", None))
     return found
 

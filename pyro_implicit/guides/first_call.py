@@ -12,6 +12,7 @@ from pyro_implicit.guides.argument_dims import Shape
 from pyro_implicit.guides.held_data import HeldData
 from pyro_implicit.guides.model_parameters import ModelParameters
 from pyro_implicit.guides.model_statistics import ModelStatistics
+from pyro_implicit.handlers.known_call import KnownCall
 from pyro_implicit.handlers.rows.same_rows import Fingerprint
 
 __all__ = ["FIRST_CALL_KEY", "FirstCall"]
@@ -29,7 +30,7 @@ _EXAMPLE_STATE: dict[str, Any] = {
 }
 
 
-class FirstCall:
+class FirstCall(KnownCall):
     """
     Shapes of arguments, fingerprints of rows and observations, and the model's parameters.
 

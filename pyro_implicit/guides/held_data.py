@@ -14,6 +14,7 @@ from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.members import members_of
 from pyro_implicit.guides.program_print import print_of_program, unconditioned
 from pyro_implicit.handlers.held.held_sites import HeldSites
+from pyro_implicit.handlers.known_call import known_call_of
 from pyro_implicit.handlers.looks.any_value import AnyValue
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.hidden_observations import SHOWN_SUFFIX
@@ -109,7 +110,7 @@ class HeldData:
 
 
 def _held_by(guide: Any) -> HeldData | None:
-    known = getattr(guide, "first_call", None)
+    known = known_call_of(guide)
     held: HeldData | None = None if known is None else known.held
     return held
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pyro_implicit._few import few_of
 from pyro_implicit.guides.model_statistics import ModelStatistics
 from pyro_implicit.guides.since_fit import moved_since_fit
+from pyro_implicit.handlers.known_call import known_call_of
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.networks.called_networks import CalledNetworks
 from pyro_implicit.handlers.rows.same_rows import Fingerprint, are_alike, fingerprint
@@ -65,7 +66,7 @@ class WatchedParameters:
 
     def __init__(self, guide: Any) -> None:
         parts = guide.modules() if isinstance(guide, nn.Module) else getattr(guide, "guides", ())
-        found = ((part, getattr(part, "first_call", None)) for part in parts)
+        found = ((part, known_call_of(part)) for part in parts)
         store = pyro.get_param_store()
         self._guide = guide
         self._known: dict[Any, ModelParameters] = {

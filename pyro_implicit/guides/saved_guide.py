@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_flag, check_state
 from pyro_implicit._plain import as_state_error
+from pyro_implicit._signature import places_of
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.first_call import FIRST_CALL_KEY, FirstCall
 from pyro_implicit.guides.latent_site import LatentSite
@@ -113,6 +114,8 @@ class SavedGuide(AutoGuide):
         check_sizes(sites, parts, state["samplers"])
         self._build(sites, parts, samplers)
         self._first_call = call
+        if call is not None and self._bare_model[0] is not None:  # whose arguments may have others
+            call.names = places_of(self._bare_model[0])
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

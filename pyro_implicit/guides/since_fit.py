@@ -12,6 +12,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._few import few_of
+from pyro_implicit.handlers.known_call import known_call_of
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.networks.called_networks import CalledNetworks, names_of
 from pyro_implicit.handlers.rows.same_rows import Fingerprint, are_alike, fingerprint
@@ -215,7 +216,7 @@ def _parameters_of(guide: Any) -> list[nn.Parameter]:
 def _know_networks(guide: Any, networks: list[nn.Module]) -> None:
     """The model that a guide was fitted to is the one whose statistics it is saved with."""
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
-        known = getattr(part, "first_call", None)
+        known = known_call_of(part)
         if known is not None:
             known.parameters.statistics.take(networks)
 

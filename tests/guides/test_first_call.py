@@ -302,3 +302,15 @@ def test_a_network_of_this_process_keeps_its_values() -> None:
     guide = HyperNetworkGuide(model, init_from=None).setup(X, Y)
     pyro.clear_param_store()
     _silent(predict, model, guide, X)
+
+
+def test_names_of_arguments_are_those_of_the_model_that_a_state_was_loaded_for() -> None:
+    def first(a: Tensor, b: Tensor | None = None) -> None:
+        columns(a, b)
+
+    guide = HyperNetworkGuide(first, init_from=None).setup(X, Y)
+    loaded = HyperNetworkGuide(columns, init_from=None)
+    loaded.load_state_dict(guide.state_dict())
+    assert loaded.first_call is not None and loaded.first_call.names == ["x", "y"]
+    alone = HyperNetworkGuide.from_state_dict(loaded.state_dict())
+    assert alone.first_call is not None and alone.first_call.names == ["x", "y"]

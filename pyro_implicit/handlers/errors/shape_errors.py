@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError, ShapeError
 from pyro_implicit.handlers.errors.type_errors import first_line
+from pyro_implicit.handlers.known_call import known_call_of
 
 __all__ = ["SHAPE_EXPLAINERS", "other_columns"]
 
@@ -41,7 +42,7 @@ def other_columns(error: Exception, args: tuple[Any, ...], guide: Any) -> ShapeE
     :param guide: a guide that may know the shapes of arguments that it was built with.
     :returns: the clear error, or None for any other error.
     """
-    known = getattr(guide, "first_call", None)
+    known = known_call_of(guide)
     seen: tuple[tuple[int, ...] | None, ...] = () if known is None else known.shapes
     if isinstance(error, ImplicitError) or _PATTERN_OF_SIZE_ERRORS.search(str(error)) is None:
         return None

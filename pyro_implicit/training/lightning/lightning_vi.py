@@ -24,6 +24,7 @@ from pyro_implicit._random import (
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.inference.log_predictive_density import (
     NothingToScore,
     log_predictive_density,
@@ -74,6 +75,14 @@ __all__ = ["LightningVI"]
 _VALIDATION_SEED = 0
 
 
+class _Asked(BaseException):
+    """Ends a forward where it hands over what the model is given."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
 class LightningVI(pytorch.LightningModule):
     """
     Fits a guide to a model with Lightning.
@@ -91,7 +100,8 @@ class LightningVI(pytorch.LightningModule):
     **Batches.** Those of any ``DataLoader``: a tuple or list is taken as the model's arguments, a
     dict as its keyword arguments, anything else as its one argument; override
     :meth:`batch_to_args` for other ones (of a :meth:`forward` of your own, whose arguments are not
-    the model's, no batch is looked at beforehand). Before the optimiser is made, the first batch is
+    the model's, no batch is looked at beforehand, and validation scores what it hands on to
+    ``super().forward``). Before the optimiser is made, the first batch is
     run through guide, model and objective, so that what is made lazily exists.
 
     **Scale.** The model's plate scales a minibatch: ``plate("data", N, subsample_size=len(x))``
@@ -179,7 +189,8 @@ class LightningVI(pytorch.LightningModule):
         self._is_warm = False
         #: what to say of its batch if that is one of several
         self._of_several: Any = None
-        self._last: list[Any] = []  # the arguments of the last step
+        self._last: list[Any] = []  # what the model was given in the last step
+        self._asks_for_arguments = False
         self._noise: RandomStream | None = None
         self._header: dict[str, Any] | None = None  # of a checkpoint whose rest is still to load
         self._hooks: list[Any] = []
@@ -229,6 +240,9 @@ class LightningVI(pytorch.LightningModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, to be differentiated, at some arguments of the model."""
+        if self._asks_for_arguments:
+            raise _Asked(args, kwargs)
+        self._last = [args, kwargs]
         return self.objective.differentiable_loss(self.model, self.guide, *args, **kwargs)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -270,8 +284,13 @@ class LightningVI(pytorch.LightningModule):
         )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Logs the loss of one validation batch; see Lightning."""
-        args, kwargs = self.batch_to_args(batch)
+        """
+        Logs the score of one validation batch; see Lightning.
+
+        :raises StateError: if a :meth:`forward` of your own does not call that of this class, so
+            that nobody knows what the model is to be scored with.
+        """
+        args, kwargs = self._given_to_model(*self.batch_to_args(batch))
         draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
         try:
             values = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
@@ -280,6 +299,25 @@ class LightningVI(pytorch.LightningModule):
             mean, count = torch.zeros((), device=self.device), 0
         over_epoch: Any = {"on_epoch": True, "sync_dist": True, "batch_size": count}
         self.log("val_log_predictive", mean, prog_bar=True, **over_epoch)
+
+    def _given_to_model(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """What a batch's arguments become on the way to the model."""
+        if not self._has_own_forward:
+            return args, kwargs
+        self._asks_for_arguments = True
+        try:
+            with unseen_run(), torch.no_grad():
+                self(*args, **kwargs)
+        except _Asked as asked:
+            return asked.arguments
+        finally:
+            self._asks_for_arguments = False
+        raise StateError(
+            f"{type(self).__name__} has a forward of its own that does not call super().forward("
+            "...), so that nobody knows what the model is given, and validation would score the "
+            "batch as it comes. Call that, or override batch_to_args, which training and "
+            "validation share, or validation_step."
+        )
 
     def predict_step(self, batch: Any, batch_idx: int) -> None:
         """
@@ -335,6 +373,7 @@ class LightningVI(pytorch.LightningModule):
             if not self._has_own_forward:
                 first_look(self.model, args, kwargs, **self._look)
             seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
+            self._last = []
             if is_pyros(self.objective) and not self._has_own_forward:
                 check_plate_sizes(self.model, self.guide, args, kwargs)
         for text in seen.warnings:

@@ -207,6 +207,31 @@ def test_a_forward_of_ones_own_decides_what_the_model_is_given():
     assert torch.equal(flat(vi), flat(expected))
 
 
+def test_what_a_forward_of_ones_own_hands_on_is_validated():
+    x, y = data().tensors
+    scores = []
+    for cls, held in ((LightningVI, (x, y)), (Weighed, (4 * x, y, torch.full((len(x), 1), 0.25)))):
+        vi = fit_module(seed=1)
+        vi.__class__ = cls
+        fit = trainer(max_epochs=1)
+        train = None if cls is LightningVI else TensorDataset(4 * x, y, held[2])
+        fit.fit(vi, loader(train) if train else loader(), DataLoader(TensorDataset(*held), 7))
+        scores.append(fit.callback_metrics["val_log_predictive"])
+    torch.testing.assert_close(*scores)
+
+
+def test_a_forward_that_hands_nothing_on_is_not_validated():
+    class Apart(LightningVI):
+        def forward(self, x, y):
+            return self.objective.differentiable_loss(self.model, self.guide, 2 * x, y)
+
+    vi = fit_module(seed=1)
+    vi.__class__ = Apart
+    trainer(max_steps=2).fit(vi, loader())
+    with pytest.raises(StateError, match=r"Apart has a forward of its own .* batch_to_args"):
+        trainer(max_epochs=1).fit(vi, loader(), DataLoader(data(), batch_size=7))
+
+
 def test_one_tensor_is_the_one_argument():
     vi = fit_module()
     assert vi.batch_to_args(torch.ones(2))[0][0].shape == (2,)
