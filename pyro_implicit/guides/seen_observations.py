@@ -130,9 +130,11 @@ def _observed_entries(
     names: list[str] = []
     seen: list[Any] = [False] * len(leaves)
     for name, value in observed.items():
-        places = [i for i, leaf in enumerate(leaves) if _is_part(value, leaf)]
-        for i in places:
-            _mark(seen, i, value, leaves[i])
+        shared = [(i, _shared_entries(value, leaf)) for i, leaf in enumerate(leaves)]
+        places = [i for i, entries in shared if entries is not None]
+        for i, entries in shared:
+            if entries is not None and seen[i] is not True:
+                seen[i] = entries if seen[i] is False else seen[i] | entries
         if value.numel() > 1 and not places:  # one number may be that of another by chance
             places = [i for i, leaf in enumerate(leaves) if _is_equal(value, leaf)]
             for i in places:
@@ -141,17 +143,27 @@ def _observed_entries(
     return names, seen
 
 
-def _mark(seen: list[Any], place: int, value: Tensor, leaf: Tensor) -> None:
-    """Adds the entries of an argument that a value consists of."""
-    if seen[place] is True:
-        return
-    if value.dtype != leaf.dtype:
-        seen[place] = True
-        return
-    if seen[place] is False:
-        seen[place] = torch.zeros_like(leaf, dtype=torch.bool)
-    begin = (value.data_ptr() - leaf.data_ptr()) // leaf.element_size()
-    seen[place].as_strided(value.shape, value.stride(), begin).fill_(True)
+def _shared_entries(value: Tensor, argument: Any) -> Tensor | None:
+    """The entries of an argument that a value has in its memory: a column, a row, all; or None."""
+    if not isinstance(argument, Tensor) or not argument.dim() or not value.numel():
+        return None
+    if any(one.layout is not torch.strided for one in (value, argument)):
+        return None
+    memory = value.untyped_storage()
+    if argument.untyped_storage().data_ptr() != memory.data_ptr():
+        return None
+    if value.dtype != argument.dtype:
+        return torch.ones_like(argument, dtype=torch.bool)
+    size = memory.nbytes() // value.element_size()
+    places = torch.arange(size, device=value.device)
+    read = torch.zeros(size, dtype=torch.bool, device=value.device)
+    read[_in_memory_of(value, places).flatten()] = True
+    shared = _in_memory_of(argument, read).clone()
+    return shared if bool(shared.any()) else None
+
+
+def _in_memory_of(tensor: Tensor, flat: Tensor) -> Tensor:
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _with_other(
@@ -188,12 +200,3 @@ def _is_equal(value: Tensor, argument: Any) -> bool:
         return False
     same_size = argument.numel() == value.numel()
     return same_size and torch.equal(argument.reshape(-1).to(value.dtype), value.reshape(-1))
-
-
-def _is_part(value: Tensor, argument: Any) -> bool:
-    """Whether a value is in the memory of an argument: a column, row or entry of it, or all."""
-    if not isinstance(argument, Tensor) or not argument.dim() or argument.numel() < value.numel():
-        return False
-    begin, own = argument.data_ptr(), value.data_ptr()
-    end = begin + argument.numel() * argument.element_size()
-    return argument.is_contiguous() and begin <= own < end

@@ -102,7 +102,7 @@ def prior_from(
     :param kwargs: keyword arguments of the guide.
     :returns: the prior; :meth:`~pyro_implicit.bayesian.JointPrior.restricted` takes a part of it.
     :raises ArgumentError: for a bad number or form, an option that is none of this function, fewer
-        draws than latents with ``"full"``, a conditional guide, or an implicit one within handlers.
+        draws than latents with ``"full"``, a conditional guide, or one within handlers.
     :raises SiteError: for latents that only some rows were shown of, or whose draws do not differ.
     :warns UserWarning: if Pyro's store has given the guide the parameters of another one since its
         own fit ended; if ``"diagonal"`` forgets correlations above 0.7.
@@ -152,11 +152,11 @@ def _check_carried(guide: Any) -> None:
             "there is no posterior of theirs to carry on to other rows."
         )
     inner: Any = unwrap(guide)
-    if inner is not guide and isinstance(inner, DrawQuantiles):
+    if inner is not guide and isinstance(inner, (DrawQuantiles, AutoGuide)):
         raise ArgumentError(
-            f"guide is a {type(inner).__name__} within handlers (poutine.condition, block), of "
-            "which its latents know nothing. Hand over the guide itself, and of its prior take the "
-            "sites that are to be carried on: prior_from(guide).restricted(['w'])."
+            f"guide is a {type(inner).__name__} within handlers (poutine.condition, block, scale, "
+            "mask), of which its latents know nothing. Hand over the guide itself, and of its "
+            "prior take the sites that are to be carried on: prior_from(guide).restricted(['w'])."
         )
 
 

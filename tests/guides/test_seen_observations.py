@@ -254,3 +254,58 @@ def test_inputs_in_one_table_with_observations_are_no_observations() -> None:
     table = torch.randn(6, 2)
     assert warning_of_seen_observations(model, of_inputs, (table,), {}) is None
     assert warning_of_seen_observations(model, of_all, (table,), {}) is not None
+
+
+TABLES: dict[str, Callable[[], Tensor]] = {
+    "whole": lambda: torch.randn(6, 3),
+    "columns of a larger one": lambda: torch.randn(6, 5)[:, 1:4],
+    "every second row": lambda: torch.randn(12, 3)[::2],
+    "turned": lambda: torch.randn(3, 6).T,
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_tables_that_are_parts_of_others_are_looked_at(table: Callable[[], Tensor]) -> None:
+    def model(table: Tensor) -> None:
+        s = pyro.sample("s", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(table)):
+            pyro.sample("y", dist.Normal(s * table[:, 0], 1.0), obs=table[:, 2])
+
+    def of_inputs(table: Tensor) -> None:
+        pyro.sample("s", dist.Normal(table[:, :2].sum(), 0.1))
+
+    def of_all(table: Tensor) -> None:
+        pyro.sample("s", dist.Normal(table.sum(), 0.1))
+
+    whole = table()
+    assert warning_of_seen_observations(model, of_inputs, (whole,), {}) is None
+    assert warning_of_seen_observations(model, of_all, (whole,), {}) is not None
+
+
+def test_inputs_and_observations_that_are_two_parts_of_one_table() -> None:
+    table = torch.randn(6, 3)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        s = pyro.sample("s", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(s * x[:, 0], 1.0), obs=y)
+
+    def of_inputs(x: Tensor, y: Tensor) -> None:
+        pyro.sample("s", dist.Normal(x.sum(), 0.1))
+
+    assert warning_of_seen_observations(model, of_inputs, (table[:, :2], table[:, 2]), {}) is None
+
+
+def test_observations_of_another_type_in_the_same_memory() -> None:
+    table = torch.randn(6)
+
+    def model(table: Tensor) -> None:
+        s = pyro.sample("s", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(table)):
+            pyro.sample("y", dist.Poisson(s.exp()), obs=table.view(torch.int32))
+
+    def of_all(table: Tensor) -> None:
+        pyro.sample("s", dist.Normal(table.sum(), 0.1))
+
+    with pyro.validation_enabled(False):
+        assert warning_of_seen_observations(model, of_all, (table,), {}) is not None

@@ -204,6 +204,10 @@ def test_posteriors_that_cannot_be_carried_on() -> None:
         prior_from(point, num_samples=3)
     with pytest.raises(ArgumentError, match="a HyperNetworkGuide within handlers"):
         prior_from(poutine.condition(by_draws, data={"b": torch.tensor(0.0)}), X, Y)
+    normal = AutoNormal(line)
+    normal(X, Y)
+    with pytest.raises(ArgumentError, match="a AutoNormal within handlers"):
+        prior_from(poutine.block(normal, hide=["b"]), X, Y)
     with pytest.raises(SiteError, match="the guide has no latent site"):
         prior_from(lambda: None)
 
