@@ -10,7 +10,13 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.exceptions import SiteError
 
-__all__ = ["OwnSubsample", "RowsOfABatch", "refuse_own_subsample", "sizes_of_arguments"]
+__all__ = [
+    "OwnSubsample",
+    "RowsOfABatch",
+    "refuse_own_subsample",
+    "refuse_random_rows",
+    "sizes_of_arguments",
+]
 
 
 def sizes_of_arguments(args: Iterable[Any], kwargs: Mapping[str, Any]) -> frozenset[int]:
@@ -102,10 +108,21 @@ class RowsOfABatch(Messenger):
         shown, size = msg["fn"].subsample_size, msg["fn"].size
         if shown is None or shown >= size or shown not in self.sizes:
             return
-        raise SiteError(
-            f"the guide has latents of each row of plate {msg['name']!r}, which shows {shown} of "
-            f"its {size} rows: as many as the arguments have, but with numbers that it draws at "
-            "random, so that the latents of other rows would be trained. Pass the numbers of the "
-            f"rows, and write pyro.plate({msg['name']!r}, {size}, subsample=rows) in model and "
-            "create_plates; or take a guide that is conditional on the data."
-        )
+        refuse_random_rows(msg)
+
+
+def refuse_random_rows(site: Any) -> None:
+    """
+    Refuses a plate whose rows have latents, and are numbered at random.
+
+    :param site: the site of the plate's row numbers.
+    :raises SiteError: always.
+    """
+    name, shown, size = site["name"], site["fn"].subsample_size, site["fn"].size
+    raise SiteError(
+        f"the guide has latents of each row of plate {name!r}, which shows {shown} of "
+        f"its {size} rows: as many as the arguments have, but with numbers that it draws at "
+        "random, so that the latents of other rows would be trained. Pass the numbers of the "
+        f"rows, and write pyro.plate({name!r}, {size}, subsample=rows) in model and "
+        "create_plates; or take a guide that is conditional on the data."
+    )

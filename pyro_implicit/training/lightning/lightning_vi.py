@@ -32,6 +32,7 @@ from pyro_implicit.inference.log_predictive_density import (
 from pyro_implicit.objectives.gradients import all_finite, names_of_non_finite
 from pyro_implicit.training.fitting.checks.first_look import explained_steps, first_look
 from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes, is_pyros
+from pyro_implicit.training.fitting.checks.random_rows import check_random_rows
 from pyro_implicit.training.lightning.anneal import Anneal
 from pyro_implicit.training.lightning.arguments import (
     check_arguments,
@@ -374,8 +375,10 @@ class LightningVI(pytorch.LightningModule):
                 first_look(self.model, args, kwargs, **self._look)
             seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
             self._last = []
-            if is_pyros(self.objective) and not self._has_own_forward:
-                check_plate_sizes(self.model, self.guide, args, kwargs)
+            if not self._has_own_forward:
+                check_random_rows(self.guide, args, kwargs)
+                if is_pyros(self.objective):
+                    check_plate_sizes(self.model, self.guide, args, kwargs)
         for text in seen.warnings:
             warn(text)
         self._of_several = seen.of_several

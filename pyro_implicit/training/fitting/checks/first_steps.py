@@ -30,6 +30,7 @@ from pyro_implicit.training.fitting.checks.left_out import warning_of_left_out
 from pyro_implicit.training.fitting.checks.listed_values import check_plates_of_listed
 from pyro_implicit.training.fitting.checks.other_order import warning_of_other_order
 from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes, is_pyros
+from pyro_implicit.training.fitting.checks.random_rows import check_random_rows
 from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.validation import Validation
 
@@ -97,7 +98,8 @@ class FirstSteps:
         :param dict kwargs: keyword arguments.
         :raises ImplicitError: as :func:`first_look` does, for batches of other shapes than those
             before.
-        :raises SiteError: with one of Pyro's objectives, as :func:`check_plate_sizes` does.
+        :raises SiteError: as :func:`check_random_rows` does and, with one of Pyro's objectives,
+            :func:`check_plate_sizes`.
         :warns UserWarning: for batches of other shapes than the guide was built with, or without
             what the first one had.
         """
@@ -208,12 +210,13 @@ class FirstSteps:
         return bool(set.intersection(*found))
 
     def _look_at_plates(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """What Pyro's objectives take as it comes, at arguments of other shapes than before."""
-        if not is_pyros(self.objective):
-            return
+        """What objectives take as it comes, at arguments of other shapes than before."""
         key = _shapes_of(args, kwargs)
-        if key not in self._sizes and len(self._sizes) < _MAX_SHAPES_TO_LOOK_AT:
-            self._sizes.add(key)
+        if key in self._sizes or len(self._sizes) >= _MAX_SHAPES_TO_LOOK_AT:
+            return
+        self._sizes.add(key)
+        check_random_rows(self.guide, args, kwargs)
+        if is_pyros(self.objective):
             check_plate_sizes(self.model, self.guide, args, kwargs)
 
     def _look_for_absent(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

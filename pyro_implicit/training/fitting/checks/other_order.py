@@ -89,5 +89,5 @@ def _is_in_other_order(name: str, drawn: Mapping[str, Any], own: Mapping[str, An
         for one in drawn.values()
         if one["type"] == "sample" and not site_is_subsample(one)
     )
-    is_whole = len(node["value"]) == len(other["value"])
+    is_whole = len(node["value"]) == len(other["value"]) == node["fn"].size
     return has_latents and is_whole and not are_same_numbers(node["value"], other["value"])

@@ -1,0 +1,96 @@
+"""Guides with parameters of each row whose plates number the rows of a batch at random."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoCallable, AutoGuide
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_implicit._random import RandomStream
+from pyro_implicit.guides.base import ImplicitGuide
+from pyro_implicit.guides.members import members_of
+from pyro_implicit.handlers.looks.unseen_run import unseen_run
+from pyro_implicit.handlers.rows.own_subsample import refuse_random_rows, sizes_of_arguments
+from pyro_implicit.objectives.particles.particle import sample_nodes
+
+__all__ = ["check_random_rows"]
+
+
+def check_random_rows(guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """
+    Refuses a guide whose latents of rows follow row numbers that nobody has passed.
+
+    Such a guide, as ``AutoNormal`` with latents in a plate of a minibatch, would train the latents
+    of other rows than those whose data are passed. What a guide makes of the data themselves does
+    not depend on these numbers. Guides of this package look by themselves.
+
+    :param guide: a guide that is built.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :raises SiteError: naming the plate.
+    """
+    if members := members_of(guide):
+        for member in members:
+            check_random_rows(member, args, kwargs)
+        return
+    if isinstance(guide, ImplicitGuide):
+        return
+    sizes = sizes_of_arguments(args, kwargs)
+    try:
+        with unseen_run(), torch.no_grad():
+            nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
+            plates = _plates_of_batches(nodes, sizes)
+            if not plates or not (_is_automatic(guide) or _follows(guide, plates, args, kwargs)):
+                return
+    except Exception:  # what else there is to say of it, the step will
+        return
+    refuse_random_rows(nodes[plates[0]])
+
+
+def _is_automatic(guide: Any) -> bool:
+    """Whether latents of rows are parameters, or draws that all batches share."""
+    return isinstance(guide, AutoGuide) and not isinstance(guide, AutoCallable)
+
+
+def _plates_of_batches(nodes: Mapping[str, Any], sizes: Collection[int]) -> list[str]:
+    """Plates around latents that show as many rows as the arguments have, numbered at random."""
+    latents = [one for one in nodes.values() if not (one["is_observed"] or site_is_subsample(one))]
+    around = {frame.name for one in latents for frame in one["cond_indep_stack"]}
+    drawn = {name: nodes[name]["fn"] for name in around & nodes.keys()}
+    return sorted(
+        name
+        for name, fn in drawn.items()
+        if fn.subsample_size in sizes and fn.subsample_size < fn.size
+    )
+
+
+def _follows(guide: Any, plates: Collection[str], args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether other row numbers make other latents of the same data."""
+    found = []
+    for last in (False, True):
+        with RandomStream(0), _Numbered(plates, last):
+            nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
+        found.append([one["value"] for one in nodes.values() if not site_is_subsample(one)])
+    pairs = zip(*found, strict=True)
+    return any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs)
+
+
+class _Numbered(Messenger):
+    """Takes the first rows of some plates, or the last."""
+
+    def __init__(self, plates: Collection[str], last: bool) -> None:
+        super().__init__()
+        self.plates, self.last = plates, last
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.plates and site_is_subsample(msg):
+            fn = msg["fn"]
+            begin = fn.size - fn.subsample_size if self.last else 0
+            msg["value"] = begin + torch.arange(fn.subsample_size)
+            msg["done"] = True

@@ -1,0 +1,104 @@
+"""Latents of rows that a minibatch does not name."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoMultivariateNormal, AutoNormal
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from pyro_implicit import ConditionalHyperNetworkGuide, LightningVI, fit
+from pyro_implicit.exceptions import SiteError
+from pyro_implicit.objectives import IWAE
+
+NUM = 12
+X, Y = torch.zeros(NUM), torch.randn(NUM)
+ROWS = torch.arange(NUM)
+BATCHES = [(X[i : i + 6], Y[i : i + 6], ROWS[i : i + 6]) for i in (0, 6)]
+OPTIONS: dict[str, Any] = {"num_steps": 3, "progress": False}
+
+
+def model(x: Tensor, y: Tensor, rows: Tensor) -> None:
+    with pyro.plate("data", NUM, subsample_size=len(x)):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z + x, 1.0), obs=y)
+
+
+def named(x: Tensor, y: Tensor, rows: Tensor) -> None:
+    with pyro.plate("data", NUM, subsample=rows):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z + x, 1.0), obs=y)
+
+
+def chosen(x: Tensor, y: Tensor, rows: Tensor) -> None:
+    with pyro.plate("data", NUM, subsample_size=5) as some:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(z + x[some], 1.0), obs=y[some])
+
+
+def encoder(x: Tensor, y: Tensor, rows: Tensor) -> None:
+    slope = pyro.param("slope", torch.tensor(0.4))
+    with pyro.plate("data", NUM, subsample_size=len(x)):
+        pyro.sample("z", dist.Normal(slope * y, 0.7))
+
+
+def table(x: Tensor, y: Tensor, rows: Tensor) -> None:
+    locs = pyro.param("locs", torch.arange(float(NUM)))
+    with pyro.plate("data", NUM, subsample_size=len(x)) as some:
+        pyro.sample("z", dist.Normal(locs[some], 0.7))
+
+
+def _list(model: Any) -> AutoGuideList:
+    guides = AutoGuideList(model)
+    guides.append(AutoNormal(model))
+    return guides
+
+
+@pytest.mark.parametrize("objective", [Trace_ELBO(), IWAE(2)])
+@pytest.mark.parametrize(
+    "make", [AutoNormal, AutoDelta, AutoMultivariateNormal, _list, lambda model: table]
+)
+def test_latents_of_rows_that_nobody_names_are_refused(make: Any, objective: Any) -> None:
+    # of a mean over draws IWAE asks for all rows by itself
+    said = r"the guide has latents of each row of plate 'data'|'data' shows 6 of its 12 rows, and"
+    with pytest.raises(SiteError, match=said):
+        fit(model, make(model), batches=BATCHES, objective=objective, **OPTIONS)
+
+
+def test_rows_that_are_named_data_that_are_chosen_and_encoders_are_not() -> None:
+    def plates(x: Tensor, y: Tensor, rows: Tensor) -> Any:
+        return pyro.plate("data", NUM, subsample=rows)
+
+    objective = Trace_ELBO()
+    fit(named, AutoNormal(named, create_plates=plates), batches=BATCHES, objective=objective,
+        **OPTIONS)  # fmt: skip
+    pyro.clear_param_store()
+    fit(chosen, AutoNormal(chosen), X, Y, ROWS, objective=objective, **OPTIONS)
+    fit(model, encoder, batches=BATCHES, objective=objective, **OPTIONS)
+    guide = ConditionalHyperNetworkGuide(model, context=lambda x, y, rows: y[:, None])
+    fit(model, guide, batches=BATCHES, **OPTIONS)
+    pyro.clear_param_store()
+    fit(model, AutoNormal(model), X, Y, ROWS, objective=objective, **OPTIONS)
+
+
+def test_lightning_refuses_them_too() -> None:
+    pl = pytest.importorskip("lightning.pytorch", reason="needs the extra 'lightning'")
+    trainer = pl.Trainer(
+        limit_val_batches=0,
+        max_steps=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's, of loaders
+        with pytest.raises(SiteError, match="the guide has latents of each row of plate 'data'"):
+            loader = DataLoader(TensorDataset(X, Y, ROWS), batch_size=6)
+            trainer.fit(LightningVI(model, AutoNormal(model), Trace_ELBO()), loader)
