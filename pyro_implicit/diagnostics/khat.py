@@ -31,6 +31,7 @@ from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.errors.weights_around import refuse_weights_around
+from pyro_implicit.handlers.held.held_latents import refuse_held_latents
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
@@ -144,7 +145,8 @@ def khat(
     :raises GuideError: for any other guide.
     :raises NonFiniteError: if the model's density is NaN or infinite at a draw.
     :raises ShapeError: for data without rows.
-    :raises SiteError: if the model draws something by itself, or lacks a latent of the guide;
+    :raises SiteError: if the model draws something by itself, or lacks or holds a latent of the
+        guide;
         within ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
@@ -160,6 +162,8 @@ def khat(
     check_count("num_inner", num_inner)
     check_count("num_starts", num_starts, maximum=64)
     number_of_rows(args, kwargs)  # which are some
+    latents = [site.name for site in guide.sites]
+    refuse_held_latents("khat", model, latents, args, kwargs)
     watched = WatchedParameters(guide)
     with torch.no_grad(), explained_errors(args, kwargs, guide), seeded(seed):
         draws, density = GuideDensity(guide, num_inner, num_starts).of_own_draws(num_samples)

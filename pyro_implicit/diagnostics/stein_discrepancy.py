@@ -28,6 +28,7 @@ from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.errors.weights_around import refuse_weights_around
+from pyro_implicit.handlers.held.held_latents import refuse_held_latents
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
@@ -123,7 +124,8 @@ def stein_discrepancy(
     :raises ArgumentError: for values outside of these, or a guide that is none.
     :raises NonFiniteError: if a gradient is not finite, or a parameter of the guide NaN.
     :raises ShapeError: for fewer draws than ``num_samples``, or data without rows.
-    :raises SiteError: if the model has other latents than those drawn, or draws by itself; within
+    :raises SiteError: if the model has other latents than those drawn, holds one of them, or draws
+        by itself; within
         ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
     :raises StateError: within ``torch.inference_mode()``, where there are no gradients.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
@@ -144,6 +146,7 @@ def stein_discrepancy(
     watched = WatchedParameters(guide)
     with explained_errors(args, kwargs, guide), seeded(seed):
         draws = constrained_draws(guide, num_samples, args, kwargs)
+        refuse_held_latents("stein_discrepancy", model, draws, args, kwargs)
         sites, u = unconstrained_draws(model, draws, args, kwargs)
         scores = LogJoint(model, sites, args, kwargs).scores(u)
         found = _compare(upcast(u), upcast(scores), num_bootstrap, length, beta)

@@ -43,7 +43,9 @@ from pyro_implicit.diagnostics._uniformity import (
     uniformity_p_values,
 )
 from pyro_implicit.exceptions import ArgumentError, SiteError
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
+from pyro_implicit.handlers.rows.row_slices import number_of_rows
 
 __all__ = ["Calibration", "vsbc"]
 
@@ -175,7 +177,10 @@ def vsbc(
     :param bool progress: show a progress bar.
     :param kwargs: keyword arguments of the model.
     :returns: ranks, p-values; see :func:`pyro_implicit.diagnostics.plots.plot_ranks`.
-    :raises ArgumentError: for numbers outside of these, or a name of a quantity that is taken.
+    :raises ArgumentError: for numbers outside of these, no name of data, or a name of a quantity
+        that is taken.
+    :raises NonFiniteError: for arguments that are NaN, where the model makes a parameter of them.
+    :raises ShapeError: for data without rows.
     :raises SiteError: if nothing is observed, for names of sites that the model does not have, or
         if a guide may look at data that the model computes from its arguments (a logarithm).
     :warns UserWarning: if the model makes a distribution of the data of these data (an
@@ -197,9 +202,12 @@ def vsbc(
             f"num_samples={num_samples}: its {num_samples + 1} ranks cannot be put into bins of "
             "equal size; write num_samples=99"
         )
-    with isolated(seed, -1):
+    number_of_rows(args, kwargs)  # which are some
+    with isolated(seed, -1), explained_errors(args, kwargs):
         if observed is not None:
             names = check_names("observed", observed)
+            if not names:
+                raise ArgumentError("observed is empty; expected names of data, observed=['y'].")
         else:
             names = _observed_sites(model, args, kwargs)
         values = simulate(model, args, kwargs, names)

@@ -20,7 +20,7 @@ from pyro_implicit.diagnostics._uniformity import (
     num_bins,
     uniformity_p_values,
 )
-from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 
 ROWS = 4
 
@@ -327,3 +327,19 @@ def test_draws_of_another_shape_are_refused(site, shape):
     options = {"observed": ["y"], "num_simulations": 10, "progress": False}
     with pytest.raises(ShapeError, match="draws of site 'mu' of shape .*; expected"):
         vsbc(model, lambda data: {"mu": torch.randn(shape)}, **options)
+
+
+def test_arguments_are_looked_at():
+    def regression(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    x = torch.randn(5)
+    options = {"observed": ["y"], "num_simulations": 10, "progress": False}
+    with pytest.raises(NonFiniteError, match="argument 0 has 5 entries that are not finite"):
+        vsbc(regression, lambda data: {}, x * torch.nan, **options)
+    with pytest.raises(ShapeError, match="no rows"):
+        vsbc(regression, lambda data: {}, x[:0], **options)
+    with pytest.raises(ArgumentError, match="observed is empty"):
+        vsbc(regression, lambda data: {}, x, **options | {"observed": []})

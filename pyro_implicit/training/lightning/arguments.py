@@ -12,7 +12,7 @@ from pyro_implicit._checks import check_callable, check_choice, check_instance, 
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.argument_order import check_order
 
-__all__ = ["check_arguments", "check_modules", "check_rises", "interval_of"]
+__all__ = ["as_call", "check_arguments", "check_modules", "check_rises", "interval_of"]
 
 _EXPECTED_GUIDE = (
     "a module, such as HyperNetworkGuide(model) or one of pyro.infer.autoguide: the parameters of "
@@ -52,6 +52,26 @@ def check_arguments(
     if lr_scheduler is not None:
         check_callable("lr_scheduler", lr_scheduler, _EXPECTED_SCHEDULER)
     check_choice("lr_scheduler_interval", interval, (None, "step", "epoch"))
+
+
+def as_call(found: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """
+    Reads what ``batch_to_args`` returned.
+
+    :param found: arguments of the model by place, and by name.
+    :returns: the same.
+    :raises ArgumentError: for anything else.
+    """
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        args, kwargs = found
+        if isinstance(args, (tuple, list)) and isinstance(kwargs, dict):
+            return tuple(args), kwargs
+    several = isinstance(found, (tuple, list))
+    kinds = [type(one).__name__ for one in found] if several else [type(found).__name__]
+    raise ArgumentError(
+        f"batch_to_args returned {', '.join(kinds) or 'nothing'}; expected the model's arguments "
+        "by place, and those by name: return (x, y), {}."
+    )
 
 
 def check_rises(scheduler: Any) -> None:

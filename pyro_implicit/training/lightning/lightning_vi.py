@@ -35,6 +35,7 @@ from pyro_implicit.training.fitting.checks.plate_sizes import check_plate_sizes,
 from pyro_implicit.training.fitting.checks.random_rows import check_random_rows
 from pyro_implicit.training.lightning.anneal import Anneal
 from pyro_implicit.training.lightning.arguments import (
+    as_call,
     check_arguments,
     check_modules,
     check_rises,
@@ -248,7 +249,7 @@ class LightningVI(pytorch.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Takes one batch; see Lightning."""
-        args, kwargs = self.batch_to_args(batch)
+        args, kwargs = self._arguments_of(batch)
         self._last = [args, kwargs]
         with self._explained(args, kwargs), self._stream:
             loss: Tensor = self(*args, **kwargs)
@@ -284,14 +285,16 @@ class LightningVI(pytorch.LightningModule):
             "leaves out; Trainer(detect_anomaly=True) shows the line."
         )
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """
         Logs the score of one validation batch; see Lightning.
+
+        Of several loaders each has a score of its own, ``val_log_predictive/dataloader_idx_0``.
 
         :raises StateError: if a :meth:`forward` of your own does not call that of this class, so
             that nobody knows what the model is to be scored with.
         """
-        args, kwargs = self._given_to_model(*self.batch_to_args(batch))
+        args, kwargs = self._given_to_model(*self._arguments_of(batch))
         draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
         try:
             values = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
@@ -300,6 +303,9 @@ class LightningVI(pytorch.LightningModule):
             mean, count = torch.zeros((), device=self.device), 0
         over_epoch: Any = {"on_epoch": True, "sync_dist": True, "batch_size": count}
         self.log("val_log_predictive", mean, prog_bar=True, **over_epoch)
+
+    def _arguments_of(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return as_call(self.batch_to_args(batch))
 
     def _given_to_model(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """What a batch's arguments become on the way to the model."""
@@ -368,12 +374,13 @@ class LightningVI(pytorch.LightningModule):
         return explained_steps(self.model, self.guide, self.objective, (args, kwargs), **self._look)
 
     def _warm_up(self, batch: Any) -> None:
-        args, kwargs = self.batch_to_args(batch)
+        args, kwargs = self._arguments_of(batch)
         own = getattr(self.objective, "networks", {}).values()
         with self._explained(args, kwargs):
             if not self._has_own_forward:
                 first_look(self.model, args, kwargs, **self._look)
-            seen = evaluate_once(self, args, kwargs, self.parameters, networks=own)
+            options: Any = {"networks": own, "gradients": is_pyros(self.objective)}
+            seen = evaluate_once(self, args, kwargs, self.parameters, **options)
             self._last = []
             if not self._has_own_forward:
                 check_random_rows(self.guide, args, kwargs)

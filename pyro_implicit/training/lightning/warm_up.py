@@ -36,7 +36,6 @@ class FirstBatch:
     of_several: Callable[[Sequence[int]], str | None]
 
 
-@torch.no_grad()
 def evaluate_once(
     loss: Callable[..., Any],
     args: tuple[Any, ...],
@@ -44,18 +43,21 @@ def evaluate_once(
     parameters: Callable[[], Iterable[nn.Parameter]],
     *,
     networks: Collection[nn.Module] = (),
+    gradients: bool = False,
 ) -> FirstBatch:
     """
-    Runs the loss once, without gradients: guides are built, and critics.
+    Runs the loss once: guides are built, and critics.
 
     :param loss: a function of the batch that makes ``pyro.param`` statements.
     :param parameters: tells, afterwards, what will be trained.
     :param networks: those that the objective trains itself.
+    :param bool gradients: whether the loss is one that must have a gradient, as those of Pyro's
+        objectives that sum over discrete latents.
     :returns: what a user should know.
     :raises SiteError: if there are parameters beside those; they would silently stay as they are.
     """
     use, called = DataUse(), CalledParameters(without_gradients=True)
-    with use, called:
+    with torch.set_grad_enabled(gradients), use, called:
         trace = poutine.trace(loss, param_only=True).get_trace(*args, **kwargs)
     values = {name: node["value"] for name, node in trace.nodes.items() if node["type"] == "param"}
     known = {id(parameter) for parameter in parameters()}

@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import Trace_ELBO
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -230,6 +230,47 @@ def test_a_forward_that_hands_nothing_on_is_not_validated():
     trainer(max_steps=2).fit(vi, loader())
     with pytest.raises(StateError, match=r"Apart has a forward of its own .* batch_to_args"):
         trainer(max_epochs=1).fit(vi, loader(), DataLoader(data(), batch_size=7))
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (lambda x, y: (x, y), "Tensor, Tensor"),
+        (lambda x, y: x, "Tensor"),
+        (lambda x, y: (), "noth"),
+    ],
+)
+def test_a_batch_that_is_no_call_is_refused(returned, found):
+    class Slip(LightningVI):
+        def batch_to_args(self, batch):
+            return returned(*batch)
+
+    vi = fit_module()
+    vi.__class__ = Slip
+    with pytest.raises(ArgumentError, match=rf"batch_to_args returned {found}.*return \(x, y\)"):
+        trainer(max_steps=1).fit(vi, loader())
+
+
+def test_several_validation_loaders_have_scores_of_their_own():
+    vi, held = fit_module(), DataLoader(data(), batch_size=7)
+    fit = trainer(max_epochs=1)
+    fit.fit(vi, loader(), [held, held])
+    scores = [fit.callback_metrics[f"val_log_predictive/dataloader_idx_{i}"] for i in (0, 1)]
+    assert scores[0] == scores[1]
+
+
+def test_pyros_sum_over_discrete_latents_is_trained():
+    def switched(x, y=None):
+        w = pyro.sample("w", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", ROWS, subsample_size=len(x)):
+            k = pyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Normal((w * x).sum(-1) + k, 0.3), obs=y)
+
+    guide = AutoNormal(pyro.poutine.block(switched, hide=["k"]))
+    vi = LightningVI(switched, guide, TraceEnum_ELBO(max_plate_nesting=1))
+    fit = trainer(max_steps=3)
+    fit.fit(vi, loader())
+    assert fit.callback_metrics["train_loss"].isfinite()
 
 
 def test_one_tensor_is_the_one_argument():
