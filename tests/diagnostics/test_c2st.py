@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
@@ -32,11 +34,28 @@ def test_the_best_accuracy_of_a_shift_is_reached():
     assert found.num_samples == 2000
 
 
-def test_p_values_are_those_of_coins():
-    found = c2st(torch.randn(100, 1), torch.randn(100, 1), classifier=LINEAR)
-    z = (found.accuracy - 0.5) / (0.5 / math.sqrt(200))
-    normal = torch.distributions.Normal(0.0, 1.0)
-    assert found.p_value == pytest.approx(1 - normal.cdf(torch.tensor(z)).item(), abs=1e-5)
+def _p_values(num, size, dim):
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(num, 2, size, dim, generator=generator)
+    pairs = enumerate(draws)
+    options = {"num_folds": 2, "classifier": LINEAR}
+    return np.array([c2st(*pair, seed=seed, **options).p_value for seed, pair in pairs])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "dim"), [(100, 2), (100, 10), (1000, 1)])
+def test_equal_sets_are_called_different_as_often_as_the_level_says(size, dim):
+    """By binomial tests; predictions over folds as coins fail all of these."""
+    p = _p_values(300, size, dim)
+    for level in (0.01, 0.05, 0.2):
+        count = int((p < level).sum())
+        assert stats.binomtest(count, len(p), level, alternative="greater").pvalue > 1e-3
+    assert (p < 0.2).mean() > 0.05  # nor is it far below
+
+
+def test_p_values_of_equal_sets_are_not_too_small():
+    p = _p_values(20, 50, 2)
+    assert (p < 0.05).sum() <= 4 and (p < 0.6).sum() >= 4
 
 
 @pytest.mark.long
