@@ -9,6 +9,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.enumeration.discrete_latents import enumerated
 from pyro_implicit.handlers.enumeration.sum_out import sum_out
@@ -26,6 +27,7 @@ __all__ = ["check_same_alone"]
 
 _ENTRY_TOLERANCE = 1e-4  # what differs by more is compared with what rounding does
 _NUM_PERTURBED_RUNS = 3
+_SEEDS_OF_A_RUN = 1_000_000  # one for each result
 _MAX_TIMES_ROUNDING = 30.0  # six times was seen of networks at noise scales of 1e-13
 
 
@@ -37,8 +39,9 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
     question about all draws; and models that mix draws where no gradient shows it to
     ``check_particles_apart``: by ranks, the largest entry, a comparison with a mean; and models
     that broadcast otherwise with draws in front, such as ``scale[:, None] * chol``. The first draw
-    is evaluated by itself, twice, and three others once. A model that draws numbers of its own, or
-    does not run so, is not judged.
+    is evaluated by itself, twice, and three others once; of a model that draws numbers of its own
+    (dropout in training mode) all of it once more, from one random state, and a model that then
+    draws others for one draw than for many is not judged, nor is one that does not run so.
 
     :param model: a Pyro model.
     :param args: its positional arguments.
@@ -53,6 +56,8 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
         with unseen_run(), torch.no_grad(), Unvalidated():
             with pyro.validation_enabled(False):
                 place, alone = _run_alone(model, args, kwargs, particle, count)
+                if place is None and not alone:
+                    together, alone = _from_one_state(model, args, kwargs, particle, count)
                 mixed = _first_mixed(model, args, kwargs, particle, together, alone)
     except Exception:  # whatever a model does with draws that were made for many
         return
@@ -140,10 +145,10 @@ def _rounding(
     """
     single, values = _single(model, particle), _values(particle, index)
     most = dict.fromkeys(found, 0.0)
-    for _ in range(_NUM_PERTURBED_RUNS):
+    for seed in range(0, _NUM_PERTURBED_RUNS * _SEEDS_OF_A_RUN, _SEEDS_OF_A_RUN):
         try:
-            moved = {name: _perturbed_latent(value) for name, value in values.items()}
-            with torch.enable_grad(), PerturbedResults():
+            moved = {name: _perturbed_latent(value, seed) for name, value in values.items()}
+            with torch.enable_grad(), RandomStream(0), PerturbedResults(seed):
                 made = _densities(single, args, kwargs, moved)
         except Exception:  # of a model that takes no other latents than those that were drawn
             return {}
@@ -153,8 +158,8 @@ def _rounding(
     return most
 
 
-def _perturbed_latent(value: Tensor) -> Tensor:
-    return perturbed(value).requires_grad_() if value.is_floating_point() else value
+def _perturbed_latent(value: Tensor, seed: int) -> Tensor:
+    return perturbed(value, seed).requires_grad_() if value.is_floating_point() else value
 
 
 def _run_alone(
@@ -172,9 +177,47 @@ def _run_alone(
     again = _densities(single, args, kwargs, values)
     if first.keys() != again.keys() or any(not torch.equal(first[n], again[n]) for n in first):
         return None, {}
-    some = sorted({count // 3, 2 * count // 3, count - 1} - {0})
-    others = {index: _densities(single, args, kwargs, _values(particle, index)) for index in some}
+    others = {
+        index: _densities(single, args, kwargs, _values(particle, index))
+        for index in _some_draws(count)
+    }
     return None, {0: first, **others}
+
+
+def _some_draws(count: int) -> list[int]:
+    """Of draws but the first."""
+    return sorted({count // 3, 2 * count // 3, count - 1} - {0})
+
+
+def _from_one_state(
+    model: Any, args: Any, kwargs: Any, particle: Particle, count: int
+) -> tuple[dict[str, Tensor | None], dict[int, dict[str, Tensor]]]:
+    """
+    Densities of a model that draws numbers of its own, of all draws at once and of some alone.
+
+    Each run begins with the same random numbers. None where a draw alone takes others than all
+    together do, as a mask of what follows from latents.
+    """
+    single = _single(model, particle)
+    values = {name: particle.model_nodes[name]["value"].detach() for name in particle.all_latents
+              if "_enumerate_dim" not in particle.model_nodes[name]["infer"]}  # fmt: skip
+    with RandomStream(0), pyro.plate(PARTICLE_PLATE, count, dim=_dim_of_draws(particle)):
+        nodes = _nodes(single, args, kwargs, {**particle.rows, **values})
+        state = torch.get_rng_state()
+    alone = {}
+    for index in (0, *_some_draws(count)):
+        with RandomStream(0):
+            alone[index] = _densities(single, args, kwargs, _values(particle, index))
+            if not torch.equal(state, torch.get_rng_state()):
+                return {}, {}
+    return {name: _by_draw(node, count) for name, node in nodes.items()}, alone
+
+
+def _dim_of_draws(particle: Particle) -> int:
+    """The dimension of the plate around a vectorised run."""
+    frames = (f for node in particle.model_nodes.values() for f in node["cond_indep_stack"])
+    dim: int = next(frame.dim for frame in frames if frame.name == PARTICLE_PLATE)
+    return dim
 
 
 def _single(model: Any, particle: Particle) -> Any:
@@ -204,12 +247,16 @@ def _values(particle: Particle, index: int) -> dict[str, Tensor]:
 
 
 def _densities(single: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    nodes = _nodes(single, args, kwargs, values)
+    return {name: node["log_prob"].flatten() for name, node in nodes.items() if "log_prob" in node}
+
+
+def _nodes(single: Any, args: Any, kwargs: Any, values: dict[str, Tensor]) -> dict[str, Any]:
     given = poutine.condition(single, data=values)
     trace = poutine.trace(given).get_trace(*args, **kwargs)
     trace.compute_log_prob()
     sum_out(trace)
-    nodes = sample_nodes(trace)
-    return {name: node["log_prob"].flatten() for name, node in nodes.items() if "log_prob" in node}
+    return dict(sample_nodes(trace))
 
 
 def _is_finite(value: Tensor) -> bool:

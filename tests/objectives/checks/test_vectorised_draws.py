@@ -16,6 +16,7 @@ from pyro.infer import config_enumerate
 from pyro.infer.autoguide import init_to_value
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from pyro_implicit import BayesianModule, HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.exceptions import SiteError
@@ -330,3 +331,34 @@ def test_numbers_of_rows_may_be_asked_for() -> None:
             pyro.sample("y", dist.Normal(w + offsets[index.tolist()], 1.0), obs=y[index])
 
     assert math.isfinite(_loss(model))
+
+
+OF_OWN_NUMBERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "a slip of dimensions": (lambda x, w: (dropout(x, 0.1) * w).sum(1), True),
+    "a median over draws": (
+        lambda x, w: (dropout(x, 0.1) * w).sum(-1) + 3.0 * (w > w.median()).float().mean(-1),
+        True,
+    ),
+    "none": (lambda x, w: (dropout(x, 0.1) * w).sum(-1), False),
+    "none, of masks that follow latents": (lambda x, w: dropout(x * w, 0.1).sum(-1), False),
+}
+
+
+@pytest.mark.parametrize(("mean", "mixes"), OF_OWN_NUMBERS.values(), ids=OF_OWN_NUMBERS)
+def test_models_with_numbers_of_their_own_are_compared_at_the_same_ones(
+    mean: Callable[[Tensor, Tensor], Tensor], mixes: bool
+) -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        f = mean(x, w)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    x, y = torch.randn(3, 3), torch.randn(3)
+    guide = HyperNetworkGuide(model, init_from=None, init_scale=1.0).setup(x, y)
+    objective = LinearisedELBO(8, vectorize_particles=True)
+    if not mixes:
+        assert math.isfinite(objective.loss(model, guide, x, y))
+        return
+    with pytest.raises(SiteError, match="the model mixes draws"):
+        objective.loss(model, guide, x, y)
