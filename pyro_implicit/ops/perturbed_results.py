@@ -16,8 +16,8 @@ _PERTURBATION_IN_EPS = 4.0
 _NAMES_OF_EXACT = frozenset(
     """
     abs amax amin cat clamp clip clone contiguous cummax cummin flip gather
-    getitem index_select kthvalue masked_fill max maximum median min minimum mode nanmedian neg relu repeat
-    repeat_interleave roll sort stack take take_along_dim tile topk tril triu where
+    getitem index_select kthvalue masked_fill max maximum median min minimum mode nanmedian neg relu
+    repeat repeat_interleave roll sort stack take take_along_dim tile topk tril triu where
     """.split()
 )
 

@@ -530,6 +530,14 @@ def test_what_is_held_around_a_call_is_refused(how: Any, use: Any) -> None:
         use(line, guide, X, X, num_samples=2)
 
 
+@pytest.mark.parametrize("use", [predict, evaluate, log_predictive_density, to_arviz])
+def test_what_draws_observations_around_a_call_is_refused(use: Any) -> None:
+    guide = _guide(line, X, X)
+    match = rf"{use.__name__} was called within `with poutine.uncondition\(\):`"
+    with poutine.uncondition(), pytest.raises(SiteError, match=match):
+        use(line, guide, X, X, num_samples=2)
+
+
 def _steps_of(y: Tensor) -> None:
     scale = pyro.sample("scale", dist.LogNormal(0.0, 0.1))
     last = torch.tensor(0.0)

@@ -11,6 +11,7 @@ from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.do_messenger import DoMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.uncondition_messenger import UnconditionMessenger
 from pyro.poutine.util import site_is_subsample
 
 from pyro_implicit.exceptions import SiteError
@@ -121,14 +122,20 @@ def _value_of(data: Any, name: str) -> Any:
 
 def refuse_condition_around(call: str, has_model: bool = True) -> None:
     """
-    Refuses a call within ``with poutine.condition(data=...):``, or ``poutine.do``.
+    Refuses a call within ``with poutine.condition(data=...):``, ``poutine.do`` or ``uncondition``.
 
-    These would hold what the guide draws as well, or set what it has drawn for the model.
+    These would hold what the guide draws as well, or set what it has drawn for the model, or draw
+    what that observes.
 
     :param str call: the name of the function that was called.
     :param bool has_model: whether it takes a model, before the guide.
     :raises SiteError: naming the sites that are held.
     """
+    if any(isinstance(one, UnconditionMessenger) for one in _PYRO_STACK):
+        raise SiteError(
+            f"{call} was called within `with poutine.uncondition():`, which draws what the model "
+            "observes. Call it outside of that."
+        )
     around = [one for one in _PYRO_STACK if isinstance(one, (ConditionMessenger, DoMessenger))]
     if not around:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import sys
 import weakref
@@ -66,8 +67,8 @@ class AskedValues(TorchFunctionMode):
 
     ``if (w > 0).any():``, ``float(w)``, ``x in w``, ``.item()``, ``.tolist()`` and NumPy ask, and
     so do shapes that values decide, as those of ``w[w > 0]`` and ``w.unique()``, but no others.
-    What libraries ask (validation) is passed over, and so are ``assert`` and texts, which are for
-    logs. Nothing is kept alive.
+    What libraries ask (validation) is passed over, and so are ``assert``, ``if ...: raise ...`` and
+    texts, which are for logs. Nothing is kept alive.
 
     :param tensors: to follow, each of any shape.
     """
@@ -133,11 +134,29 @@ class AskedValues(TorchFunctionMode):
 
 
 def _place(frame: Any) -> str | None:
-    """The line that asks; None if it is one of a library, or a program's assertion."""
+    """The line that asks; None if it is one of a library, or the answer is yes or an error."""
     frame = calling_frame(frame)
     if frame is None or is_of_library(frame):
         return None
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-    if line.lstrip().startswith("assert "):  # true of all draws, or an error: nothing branches
-        return None
-    return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    if _only_raises(linecache.getlines(name, frame.f_globals), line):
+        return None  # true of all draws, or an error: nothing branches
+    return f"line {line} of {Path(name).name}"
+
+
+def _only_raises(lines: list[str], line: int) -> bool:
+    """Whether a line is of an assertion, or of the condition of ``if ...: raise ...``."""
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:  # of a notebook's own commands
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and _holds(node, line):
+            return True
+        if isinstance(node, ast.If) and _holds(node.test, line) and not node.orelse:
+            return all(isinstance(one, ast.Raise) for one in node.body)
+    return False
+
+
+def _holds(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)

@@ -30,6 +30,30 @@ def _asserted(w: Tensor) -> Tensor:
     return w
 
 
+def _raised(w: Tensor) -> Tensor:
+    if (
+        not torch.isfinite(w).all()
+        or (w.abs() > 10).any()
+    ):  # fmt: skip
+        raise ValueError("far")
+    return w
+
+
+def _asserted_at_length(w: Tensor) -> Tensor:
+    assert (
+        w.abs() < 10
+    ).all(), "far"  # fmt: skip
+    return w
+
+
+def _raised_or_turned(w: Tensor) -> Tensor:
+    if (w.abs() > 10).any():
+        raise ValueError("far")
+    elif (w > 0).any():
+        w = -w
+    return w
+
+
 def _under_a_device(w: Tensor) -> float:
     with torch.device("cpu"):  # a mode of torch between the program and the one that looks
         return float(w.sum())
@@ -64,12 +88,15 @@ ASKING: dict[str, Any] = {
     "unique": lambda w, x: (x * w).unique().numel(),
     "repeated": lambda w, x: x.repeat_interleave((x * w).abs().long()).numel(),
     "written in place": lambda w, x: _written(w.sum()),
+    "a guard with another way": lambda w, x: _raised_or_turned(w),
 }
 SILENT: dict[str, Any] = {
     "where": lambda w, x: torch.where(w > 0, 1.0, 0.0),
     "of data": lambda w, x: 1.0 if (x > 0).all() else x.sum().item(),
     "shape": lambda w, x: float(w.dim()) + len(w.shape),
     "an assertion": lambda w, x: _asserted(w),
+    "one of several lines": lambda w, x: _asserted_at_length(w),
+    "a guard": lambda w, x: _raised(w),
     "places of data": lambda w, x: (x * w)[x > 0].sum() + torch.where(x > 0)[0].numel(),
     "written where": lambda w, x: _set_where((x * w).clone()),
     "a place": lambda w, x: x[(w > 0).long()],
