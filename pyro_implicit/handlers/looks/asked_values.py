@@ -151,12 +151,8 @@ def _only_raises(lines: list[str], line: int) -> bool:
     except SyntaxError:  # of a notebook's own commands
         return False
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and _holds(node, line):
+        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
             return True
-        if isinstance(node, ast.If) and _holds(node.test, line) and not node.orelse:
-            return all(isinstance(one, ast.Raise) for one in node.body)
+        if isinstance(node, ast.If) and node.lineno <= line <= (node.test.end_lineno or 0):
+            return not node.orelse and all(isinstance(one, ast.Raise) for one in node.body)
     return False
-
-
-def _holds(node: ast.stmt | ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
