@@ -164,8 +164,8 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
             job.notes[f"{data.num_masked} data of {name!r} are masked and left out"] = None
     if any(data.num_masked for data in job.sites.values()):
         job.notes[
-            "where values decide which of them are masked (censoring), scores of the others but "
-            "their densities are of rows that were chosen by what is scored"
+            "if values decide what is masked (as in censoring), read the log density alone: the "
+            "other scores are of rows that were chosen by their values"
         ] = None
     _note_new_sites(job, guide)
     never = int((whole["log_density"] == -math.inf).sum())

@@ -32,14 +32,21 @@ def note_of_limit(num_steps: int, slope: Slope | None, level_at: int | None = No
             "the guide was not at the posterior; the run went on, and the limit of "
             f"{num_steps} steps came before it was level again: more steps may bring more"
         )
-    much = ""
-    if slope is not None:
-        gain, error = max(slope.gain, 0.0), slope.standard_error
-        much = f" (by {gain:.2g} +- {error:.1g} in the last quarter at the full rate)"
-    return (
-        f"the limit of {num_steps} steps came before the objective was seen to be level: more "
-        f"steps may bring more{much}"
+    text = f"the limit of {num_steps} steps came before the objective was seen to be level"
+    if slope is None:
+        return f"{text}: more steps may bring more"
+    gain, error = max(slope.gain, 0.0), slope.standard_error
+    brought = (
+        f"the last quarter at the full rate brought {_short(gain, 2)} +- {_short(error, 1)} nats"
     )
+    if gain <= 2 * error:
+        return f"{text}, and {brought}"
+    return f"{text}: more steps may bring more ({brought})"
+
+
+def _short(number: float, digits: int) -> str:
+    """So many digits, and no exponent."""
+    return f"{float(f'{number:.{digits}g}'):.10g}"
 
 
 def note_of_rise(history: Sequence[float]) -> list[str]:

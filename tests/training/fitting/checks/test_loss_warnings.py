@@ -99,9 +99,12 @@ def test_latents_of_rows_that_batches_share_are_told(is_other: bool) -> None:
 def test_the_limit_is_told_with_what_the_last_steps_brought() -> None:
     falling = slope_of([4.0] * 200 + [3.5] * 100 + [3.0] * 100)
     text = "the limit of 600 steps came before.*more steps may bring more"
-    assert re.search(text + r" \(by 0.5 \+- 0 in the last quarter", note_of_limit(600, falling))
+    assert re.search(text + r" \(the last quarter .* 0.5 \+- 0 nats\)", note_of_limit(600, falling))
     assert re.search(text + "$", note_of_limit(600, None))
-    assert "(by 0 +-" in note_of_limit(600, slope_of([3.0] * 300 + [4.0] * 100))  # no gain
+    none = note_of_limit(600, slope_of([3.0] * 300 + [4.0] * 100))
+    assert "may bring more" not in none and "at the full rate brought 0 +- 0 nats" in none
+    much = slope_of([1000.0] * 200 + [876.0] * 100 + [752.0] * 100)
+    assert "brought 120 +- 0 nats" in note_of_limit(600, much)
 
 
 def test_a_loss_that_was_level_is_not_told_never_to_have_been() -> None:
