@@ -18,6 +18,8 @@ from pyro_implicit.handlers.errors.value_errors import is_outside_support, refus
 __all__ = ["check_domain"]
 
 _NUM_POINTS = 32  # each is looked at by a run of the model or two
+_NUM_POINTS_AROUND = 4  # of a point that double precision refuses too
+_DISTANCE_AROUND = 1e-11  # of these, in units of the point: some 50 000 times a rounding error
 _MIN_SHARE_OUTSIDE = 0.1  # of the points, certain to be outside (two at least), to refuse chains
 _MIN_SHARE_IF_UNCERTAIN = 0.5  # counting those that cannot be looked at in double precision
 
@@ -29,8 +31,9 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
     Chains go by densities without the checks of ``torch.distributions``, as all of their steps
     would wait for these; a probability of 1.2 then has a density, and so has a time before a dead
     time that is learned, and nothing turns a chain back.
-    What is refused in single precision alone is rounding: a sum of probabilities above 1, a
-    covariance that is not quite symmetric. Where a user has turned checks off they stay so.
+    What is refused in single precision alone is rounding, and so is what double precision refuses
+    at a point and not all around it: a sum of probabilities above 1, a covariance that is not quite
+    symmetric. Where a user has turned checks off they stay so.
 
     :param Program program: the model and its data.
     :param sites: its latents.
@@ -44,7 +47,7 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
     if len(notes) < 2:
         return
     wide = program.density(sites, torch.float64)
-    again = [_refused(wide, point.double()) for point, _ in notes]
+    again = [_refused_around(wide, point.double()) for point, _ in notes]
     num_certain = sum(bool(text) for text in again)
     num_uncertain = sum(text is None for text in again)
     is_wrong = num_certain >= max(2, _MIN_SHARE_OUTSIDE * len(chosen))
@@ -57,6 +60,20 @@ def check_domain(program: Program, sites: list[LatentSite], points: Tensor) -> N
             "place of a covariance, or priors on what is allowed, as y.min() less what has a "
             "Gamma for a limit of the data."
         )
+
+
+def _refused_around(density: ChainDensity, point: Tensor) -> str | None:
+    """The same of a point and of some that are as good as it is: empty if any of them is taken."""
+    generator = torch.Generator(point.device).manual_seed(0)
+    said = _refused(density, point)
+    for _ in range(_NUM_POINTS_AROUND):
+        if not said:
+            return said
+        moves = torch.randn(
+            point.shape, generator=generator, dtype=point.dtype, device=point.device
+        )
+        said = _refused(density, point + _DISTANCE_AROUND * (1.0 + point.abs()) * moves)
+    return said
 
 
 def _refused(density: ChainDensity, point: Tensor) -> str | None:
