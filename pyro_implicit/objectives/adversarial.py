@@ -153,7 +153,8 @@ class AdversarialELBO(ContrastiveELBO):
 
         :raises ArgumentError: if ``critic`` makes no network, or ``critic_optim`` no optimiser.
         :raises ShapeError: if the critic returns another shape than one number per draw.
-        :raises StateError: if the site's critic was made for another guide.
+        :raises StateError: if the site's critic was made for a guide of another size or type. (One
+            of the same size gets the critic as it is: make a new objective for another guide.)
         """
         critic, _ = self._critic_of(name, q)
         # copies, so that a later evaluation that trains the critic leaves this graph valid

@@ -37,6 +37,7 @@ from pyro_implicit.objectives.checks.coupling_check import CouplingCheck
 from pyro_implicit.objectives.checks.finiteness import check_finite
 from pyro_implicit.objectives.checks.listed_check import ListedCheck
 from pyro_implicit.objectives.checks.looped_watch import LoopedWatch
+from pyro_implicit.objectives.checks.masked_watch import MaskedWatch
 from pyro_implicit.objectives.checks.particle_coupling import blames_vectorisation
 from pyro_implicit.objectives.checks.plate_nestings import PlateNestings
 from pyro_implicit.objectives.gradients import OwnGradients
@@ -185,7 +186,7 @@ class ParticleObjective(ELBO):
         #: whether a model with latents to sum out has been seen; None before the first draw
         self._enumerates: bool | None = None
         self._coupling, self._listed = CouplingCheck(), ListedCheck()
-        self._looped, self._mapped = LoopedWatch(), MappedDraws()
+        self._looped, self._mapped, self._masked = LoopedWatch(), MappedDraws(), MaskedWatch()
         self._num_training_steps = 0
         self._training_step: TrainingStep | None = None
 
@@ -378,7 +379,7 @@ class ParticleObjective(ELBO):
     def forget_models(self) -> None:
         """Forgets what was found out about the model in earlier calls, to look again."""
         self._nestings, self._coupling = PlateNestings(), CouplingCheck()
-        self._listed = ListedCheck()
+        self._listed, self._masked = ListedCheck(), MaskedWatch()
         self._training_step, self._enumerates, self._mapped = None, None, MappedDraws()
 
     # ---- draws
@@ -406,6 +407,8 @@ class ParticleObjective(ELBO):
             terms = {name: share * value for name, value in terms.items()}
         if is_validation_enabled():
             check_finite(terms, batch.particles)
+            if self.reads.guide:  # whose entropy it has
+                self._masked(batch.particles[0])
         return terms
 
     def _batches(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Iterator[ParticleBatch]:
