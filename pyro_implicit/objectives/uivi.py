@@ -81,7 +81,8 @@ class UIVI(ImplicitELBO):
         self.num_burn_in = check_count("num_burn_in", num_burn_in, 0)
         self.num_inner = check_count("num_inner", num_inner)
         self.num_leapfrog = check_count("num_leapfrog", num_leapfrog)
-        #: by implicit site, the length of a step of its chains; for another guide make a new objective
+        #: by implicit site, the length of a step of its chains (of one guide: make a new objective
+        #: for another)
         self.step_sizes: dict[str, float] = {}
 
     @property
