@@ -16,6 +16,7 @@ from torch import nn
 __all__ = ["print_of_program", "unconditioned"]
 
 _HOLDING = (ConditionMessenger, InitMessenger)
+_PLAIN = (int, float, complex, str, bytes, type(None))
 _MARKING = (InferConfigMessenger,)  # such as config_enumerate: neither hides nor adds a site
 
 
@@ -33,8 +34,9 @@ def print_of_program(model: Any) -> str | None:
     """
     A fingerprint of what a model does, the same in another process and elsewhere in a file.
 
-    A function's is of its instructions, constants and names, that of an object of those of its
-    ``forward`` or ``__call__``; what these call is not looked at.
+    A function's is of its instructions, names, constants, and the plain values and functions that
+    it closes over; that of an object of its ``forward`` or ``__call__``, and of the plain values
+    among its attributes and its submodules'. What these call otherwise is not looked at.
 
     :param model: a Pyro model.
     :returns: hexadecimal digits; None of what has no instructions of its own, or is within a
@@ -43,14 +45,11 @@ def print_of_program(model: Any) -> str | None:
     bare = _without(model, (*_HOLDING, *_MARKING))
     if isinstance(getattr(bare, "func", None), partial):  # another handler, with the model in it
         return None
-    if not (inspect.isfunction(bare) or inspect.ismethod(bare)):
-        bare = type(bare).forward if isinstance(bare, nn.Module) else type(bare).__call__
-    code = getattr(bare, "__code__", None)
-    if not isinstance(code, CodeType):
-        return None
     digest = hashlib.sha256()
-    _take(code, digest)
-    return digest.hexdigest()
+    if not (inspect.isfunction(bare) or inspect.ismethod(bare)):
+        _take_attributes(bare, digest)
+        bare = type(bare).forward if isinstance(bare, nn.Module) else type(bare).__call__
+    return digest.hexdigest() if _take_function(bare, digest, set()) else None
 
 
 def _without(model: Any, kinds: tuple[type, ...]) -> Any:
@@ -62,11 +61,42 @@ def _without(model: Any, kinds: tuple[type, ...]) -> Any:
     return model
 
 
+def _take_function(function: Any, digest: Any, seen: set[int]) -> bool:
+    """Adds a function, and those that it closes over; False if it has no instructions."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return False
+    if id(function) in seen:
+        return True
+    seen.add(id(function))
+    _take(code, digest)
+    function = getattr(function, "__func__", function)
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # of a name that has no value yet
+            continue
+        if isinstance(value, _PLAIN):
+            digest.update(repr(value).encode())
+        elif inspect.isfunction(value):
+            _take_function(value, digest, seen)
+    return True
+
+
+def _take_attributes(program: Any, digest: Any) -> None:
+    """Adds plain values that an object, or a module and those within it, goes by."""
+    parts = program.modules() if isinstance(program, nn.Module) else [program]
+    for part in parts:
+        for name, value in sorted(getattr(part, "__dict__", {}).items()):
+            if isinstance(value, _PLAIN) and name != "training" and not name.startswith("_"):
+                digest.update(f"{name}={value!r}".encode())
+
+
 def _take(code: CodeType, digest: Any) -> None:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):  # of a function within
             _take(constant, digest)
-        elif isinstance(constant, (int, float, complex, str, bytes, tuple, type(None))):
+        elif isinstance(constant, (*_PLAIN, tuple)):
             digest.update(repr(constant).encode())
     names = (*code.co_names, *code.co_varnames, *code.co_freevars)
     digest.update("\n".join(names).encode() + code.co_code)

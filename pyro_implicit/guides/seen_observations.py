@@ -145,25 +145,35 @@ def _observed_entries(
 
 def _shared_entries(value: Tensor, argument: Any) -> Tensor | None:
     """The entries of an argument that a value has in its memory: a column, a row, all; or None."""
-    if not isinstance(argument, Tensor) or not argument.dim() or not value.numel():
+    if not isinstance(argument, Tensor) or not argument.dim() or argument.device != value.device:
+        return None
+    if not value.numel() or not argument.numel():
         return None
     if any(one.layout is not torch.strided for one in (value, argument)):
         return None
-    memory = value.untyped_storage()
-    if argument.untyped_storage().data_ptr() != memory.data_ptr():
+    begin = min(value.data_ptr(), argument.data_ptr())
+    ends = [one.data_ptr() + _span(one) * one.element_size() for one in (value, argument)]
+    if ends[0] <= argument.data_ptr() or ends[1] <= value.data_ptr():
         return None
     if value.dtype != argument.dtype:
         return torch.ones_like(argument, dtype=torch.bool)
-    size = memory.nbytes() // value.element_size()
+    size = (max(ends) - begin) // value.element_size()
     places = torch.arange(size, device=value.device)
     read = torch.zeros(size, dtype=torch.bool, device=value.device)
-    read[_in_memory_of(value, places).flatten()] = True
-    shared = _in_memory_of(argument, read).clone()
+    read[_in_memory_of(value, places, begin).flatten()] = True
+    shared = _in_memory_of(argument, read, begin).clone()
     return shared if bool(shared.any()) else None
 
 
-def _in_memory_of(tensor: Tensor, flat: Tensor) -> Tensor:
-    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+def _span(tensor: Tensor) -> int:
+    """How many entries of memory a tensor reaches over."""
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _in_memory_of(tensor: Tensor, flat: Tensor, begin: int) -> Tensor:
+    """What a tensor would be if memory from an address on were ``flat``."""
+    offset = (tensor.data_ptr() - begin) // tensor.element_size()
+    return flat.as_strided(tensor.shape, tensor.stride(), offset)
 
 
 def _with_other(

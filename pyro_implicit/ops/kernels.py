@@ -17,6 +17,7 @@ __all__ = [
 
 #: Entries of both sets that one block holds: they and what is made of them stay in a core's cache.
 _ENTRIES_OF_A_BLOCK = 2**18
+_MIN_COLUMNS_OF_A_BLOCK = 256  # of many points, whose distances are more than they are themselves
 
 
 def squared_distances(x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -31,7 +32,7 @@ def squared_distances(x: Tensor, y: Tensor, dtype: torch.dtype | None = None) ->
     :param dtype: that the distances are computed in; that of the points by default.
     :returns: squared Euclidean distances, shape ``(n, k)``, never negative.
     """
-    columns = max(1, _ENTRIES_OF_A_BLOCK // (len(x) + len(y)))
+    columns = max(_MIN_COLUMNS_OF_A_BLOCK, _ENTRIES_OF_A_BLOCK // max(1, len(x) + len(y)))
     blocks = zip(x.split(columns, -1), y.split(columns, -1), strict=True)
     first, *others = (_unclamped_squares(*block, dtype) for block in blocks)
     for square in others:

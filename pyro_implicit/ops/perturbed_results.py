@@ -12,12 +12,15 @@ from torch.utils import _pytree
 __all__ = ["PerturbedResults", "perturbed"]
 
 _PERTURBATION_IN_EPS = 4.0
-#: Functions whose results are entries of what they are given, or their negatives: nothing rounds.
+#: Functions whose results are entries of what they are given, or their negatives, or whole: nothing
+#: rounds.
 _NAMES_OF_EXACT = frozenset(
     """
-    abs amax amin cat clamp clip clone contiguous cummax cummin flip gather
+    abs amax amin cat ceil clamp clip clone contiguous cummax cummin fix flip floor floor_divide
+    gather heaviside
     getitem index_select kthvalue masked_fill max maximum median min minimum mode nanmedian neg relu
-    repeat repeat_interleave roll sort stack take take_along_dim tile topk tril triu where
+    repeat repeat_interleave roll round sgn sign sort stack take take_along_dim tile topk tril triu
+    trunc where
     """.split()
 )
 

@@ -47,6 +47,31 @@ def test_what_is_within_a_handler_or_has_no_instructions_is_unknown(model):
     assert print_of_program(model) is None
 
 
+def test_what_a_program_goes_by_is_part_of_it():
+    class Model(PyroModule):
+        def __init__(self, bias):
+            super().__init__()
+            self.bias = bias
+
+        def forward(self, x):
+            return x + 1 if self.bias else x
+
+    assert print_of_program(Model(True)) == print_of_program(Model(True).eval())
+    assert print_of_program(Model(True)) != print_of_program(Model(False))
+
+    def closing_over(value):
+        def model(x):
+            return x + value if not callable(value) else value(x)
+
+        return model
+
+    assert print_of_program(closing_over(2)) == print_of_program(closing_over(2))
+    assert print_of_program(closing_over(2)) != print_of_program(closing_over(3))
+    wrapped = [closing_over(closing_over(n)) for n in (1, 2)]
+    assert print_of_program(wrapped[0]) != print_of_program(wrapped[1])
+    assert print_of_program(wrapped[0]) != print_of_program(closing_over(1))
+
+
 def test_modules_and_objects_are_their_classes_programs():
     class Model(PyroModule):
         def forward(self, x):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -254,6 +255,25 @@ def test_inputs_in_one_table_with_observations_are_no_observations() -> None:
     table = torch.randn(6, 2)
     assert warning_of_seen_observations(model, of_inputs, (table,), {}) is None
     assert warning_of_seen_observations(model, of_all, (table,), {}) is not None
+
+
+def test_memory_of_numpys_is_shared_too() -> None:
+    array = np.random.default_rng(0).normal(size=(6, 3))
+
+    def model(table: Tensor, y: Tensor) -> None:
+        s = pyro.sample("s", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(table)):
+            pyro.sample("y", dist.Normal(s * table[:, 0], 1.0), obs=y)
+
+    def of_last(table: Tensor, y: Tensor) -> None:
+        pyro.sample("s", dist.Normal(table[:, 2].sum(), 0.1))
+
+    def of_first(table: Tensor, y: Tensor) -> None:
+        pyro.sample("s", dist.Normal(table[:, 0].sum(), 0.1))
+
+    job = (torch.from_numpy(array), torch.from_numpy(array[:, 2]))
+    assert warning_of_seen_observations(model, of_last, job, {}) is not None
+    assert warning_of_seen_observations(model, of_first, job, {}) is None
 
 
 TABLES: dict[str, Callable[[], Tensor]] = {

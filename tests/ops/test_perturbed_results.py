@@ -69,5 +69,7 @@ def test_choices_are_not_rounded() -> None:
     with PerturbedResults(seed=0):
         chosen = [x.median(), torch.max(x), x.sort().values[2], torch.where(x > 0, x, -x).min()]
         picked = x[torch.tensor([3, 1])]
+        steps = [(10 * x).floor(), (10 * x).round(), (10 * x).trunc(), x.sign()]
     assert all(bool((one.abs() == x.abs()).any()) for one in chosen)
+    assert all(torch.equal(one, one.round()) for one in steps)
     assert torch.equal(picked, x[torch.tensor([3, 1])])

@@ -8,7 +8,7 @@ from typing import Any
 from pyro_implicit._few import few_of
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
-from pyro_implicit.handlers.pointwise import run_model
+from pyro_implicit.handlers.pointwise import is_delta, run_model
 
 __all__ = ["refuse_held_latents"]
 
@@ -31,7 +31,7 @@ def refuse_held_latents(
     held: list[str] = []
 
     def visit(site: Any) -> None:
-        if site["name"] in latents and site["is_observed"]:
+        if site["name"] in latents and site["is_observed"] and not is_delta(site):
             held.append(site["name"])
 
     try:

@@ -7,6 +7,7 @@ import linecache
 import sys
 import weakref
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -139,20 +140,30 @@ def _place(frame: Any) -> str | None:
     if frame is None or is_of_library(frame):
         return None
     name, line = frame.f_code.co_filename, frame.f_lineno
-    if _only_raises(linecache.getlines(name, frame.f_globals), line):
+    if line in _lines_of_guards("".join(linecache.getlines(name, frame.f_globals))):
         return None  # true of all draws, or an error: nothing branches
     return f"line {line} of {Path(name).name}"
 
 
-def _only_raises(lines: list[str], line: int) -> bool:
-    """Whether a line is of an assertion, or of the condition of ``if ...: raise ...``."""
+@lru_cache(maxsize=16)
+def _lines_of_guards(source: str) -> frozenset[int]:
+    """The lines of assertions, and of conditions of ``if ...:`` that do nothing but raise."""
     try:
-        tree = ast.parse("".join(lines))
+        tree = ast.parse(source)
     except SyntaxError:  # of a notebook's own commands
-        return False
+        return frozenset()
+    found: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
-            return True
-        if isinstance(node, ast.If) and node.lineno <= line <= (node.test.end_lineno or 0):
-            return not node.orelse and all(isinstance(one, ast.Raise) for one in node.body)
-    return False
+        if isinstance(node, ast.Assert):
+            found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.If) and not node.orelse and _raises(node.body):
+            found.update(range(node.lineno, (node.test.end_lineno or node.lineno) + 1))
+    return frozenset(found)
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    """Whether statements end with an error, and before it make its message at most."""
+    *before, last = body
+    return isinstance(last, ast.Raise) and all(
+        isinstance(one, (ast.Assign, ast.AnnAssign, ast.Expr)) for one in before
+    )

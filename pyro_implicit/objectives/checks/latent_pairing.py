@@ -111,9 +111,8 @@ def check_same_weight(model_nodes: Nodes, guide_nodes: Nodes) -> None:
     """
     nodes = guide_nodes.values()
     made = set(chain.from_iterable(node["infer"].get("implicit_latents", ()) for node in nodes))
-    has_auxiliaries = any(
-        node["infer"].get("is_auxiliary") for node in nodes
-    )  # which latents are of
+    # a latent may be a Delta that is made of one of these
+    has_auxiliaries = any(node["infer"].get("is_auxiliary") for node in nodes)
     for latent, node in guide_nodes.items():
         prior = model_nodes.get(latent)
         if prior is None or node["is_observed"] or site_is_subsample(node):

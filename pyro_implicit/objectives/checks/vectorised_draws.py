@@ -26,6 +26,7 @@ from pyro_implicit.ops.perturbed_results import PerturbedResults, perturbed
 __all__ = ["check_same_alone"]
 
 _ENTRY_TOLERANCE = 1e-4  # what differs by more is compared with what rounding does
+_TOLERANCE_OF_ALIKE = 1e-3  # of draws that are all one, in units of their densities
 _NUM_PERTURBED_RUNS = 3
 _SEEDS_OF_A_RUN = 1_000_000  # one for each result
 _MAX_TIMES_ROUNDING = 30.0  # six times was seen of networks at noise scales of 1e-13
@@ -40,8 +41,8 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
     ``check_particles_apart``: by ranks, the largest entry, a comparison with a mean; and models
     that broadcast otherwise with draws in front, such as ``scale[:, None] * chol``. The first draw
     is evaluated by itself, twice, and three others once; of a model that draws numbers of its own
-    (dropout in training mode) all of it once more, from one random state, and a model that then
-    draws others for one draw than for many is not judged, nor is one that does not run so.
+    (dropout in training mode) all of it once more, from one random state, and a model that has
+    other ones for each draw is not judged, nor is one that does not run so.
 
     :param model: a Pyro model.
     :param args: its positional arguments.
@@ -195,22 +196,35 @@ def _from_one_state(
     """
     Densities of a model that draws numbers of its own, of all draws at once and of some alone.
 
-    Each run begins with the same random numbers. None where a draw alone takes others than all
-    together do, as a mask of what follows from latents.
+    Each run begins with the same random numbers. None where draws have numbers of their own, as by
+    a mask of what follows from latents: then many draws that are all the first one differ.
     """
-    single = _single(model, particle)
-    values = {name: particle.model_nodes[name]["value"].detach() for name in particle.all_latents
-              if "_enumerate_dim" not in particle.model_nodes[name]["infer"]}  # fmt: skip
-    with RandomStream(0), pyro.plate(PARTICLE_PLATE, count, dim=_dim_of_draws(particle)):
-        nodes = _nodes(single, args, kwargs, {**particle.rows, **values})
-        state = torch.get_rng_state()
+    single, indices = _single(model, particle), torch.arange(count)
+    alike = _together(single, args, kwargs, particle, torch.zeros_like(indices))
+    for many in alike.values():
+        if many is not None and any(
+            _largest_difference(one, many[0]) > _TOLERANCE_OF_ALIKE for one in many
+        ):
+            return {}, {}
     alone = {}
     for index in (0, *_some_draws(count)):
         with RandomStream(0):
             alone[index] = _densities(single, args, kwargs, _values(particle, index))
-            if not torch.equal(state, torch.get_rng_state()):
-                return {}, {}
-    return {name: _by_draw(node, count) for name, node in nodes.items()}, alone
+    return _together(single, args, kwargs, particle, indices), alone
+
+
+def _together(
+    single: Any, args: Any, kwargs: Any, particle: Particle, indices: Tensor
+) -> dict[str, Tensor | None]:
+    """Densities by site of some draws in one vectorised run, from one random state."""
+    values = dict(particle.rows)
+    for name in particle.all_latents:
+        node = particle.model_nodes[name]
+        if "_enumerate_dim" not in node["infer"]:
+            values[name] = node["value"].detach()[indices.to(node["value"].device)]
+    with RandomStream(0), pyro.plate(PARTICLE_PLATE, len(indices), dim=_dim_of_draws(particle)):
+        nodes = _nodes(single, args, kwargs, values)
+    return {name: _by_draw(node, len(indices)) for name, node in nodes.items()}
 
 
 def _dim_of_draws(particle: Particle) -> int:

@@ -132,8 +132,8 @@ class LightningVI(pytorch.LightningModule):
 
     **Logs.** ``train_loss`` and the objective's terms at each step; with validation data
     ``val_log_predictive``, the mean over data of the log predictive density, NaN if all of them are
-    masked: monitor it (``EarlyStopping("val_log_predictive", mode="max")``), always with the same
-    draws.
+    masked (of several loaders ``val_log_predictive/dataloader_idx_0``, ...): monitor it
+    (``EarlyStopping("val_log_predictive", mode="max")``), always with the same draws.
 
     **Averages of weights** (``StochasticWeightAveraging``, ``EMAWeightAveraging``) copy the module
     before it has seen a batch: call :meth:`warm_up` first, else they are refused.

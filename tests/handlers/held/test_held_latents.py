@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.diagnostics import khat, stein_discrepancy
 from pyro_implicit.exceptions import SiteError
+from pyro_implicit.handlers.held.held_latents import refuse_held_latents
 
 Y = torch.tensor([1.0, 2.0, -0.5])
 
@@ -35,3 +36,13 @@ def test_a_model_that_holds_a_latent_of_the_guide_is_refused(call: Any) -> None:
     call(held, alone, Y, num_samples=100)
     other: Any = poutine.condition(model, data={"y": Y + 1.0})
     call(other, guide, num_samples=100)
+
+
+def test_what_a_model_computes_is_not_held() -> None:
+    def doubled(y: Tensor) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        pyro.deterministic("twice", 2.0 * mu)
+        with pyro.plate("data", 3):
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    refuse_held_latents("khat", doubled, ["mu", "twice"], (Y,), {})

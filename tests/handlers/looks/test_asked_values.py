@@ -46,6 +46,13 @@ def _asserted_at_length(w: Tensor) -> Tensor:
     return w
 
 
+def _raised_with_a_message(w: Tensor) -> Tensor:
+    if w.min() < -10:
+        message = f"far: {w}"
+        raise ValueError(message)
+    return w
+
+
 def _raised_or_turned(w: Tensor) -> Tensor:
     if (w.abs() > 10).any():
         raise ValueError("far")
@@ -97,6 +104,7 @@ SILENT: dict[str, Any] = {
     "an assertion": lambda w, x: _asserted(w),
     "one of several lines": lambda w, x: _asserted_at_length(w),
     "a guard": lambda w, x: _raised(w),
+    "a guard with a message": lambda w, x: _raised_with_a_message(w),
     "places of data": lambda w, x: (x * w)[x > 0].sum() + torch.where(x > 0)[0].numel(),
     "written where": lambda w, x: _set_where((x * w).clone()),
     "a place": lambda w, x: x[(w > 0).long()],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -340,6 +341,13 @@ OF_OWN_NUMBERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
         True,
     ),
     "none": (lambda x, w: (dropout(x, 0.1) * w).sum(-1), False),
+    "none, of numbers of NumPy's that follow latents": (
+        lambda x, w: (
+            (x * w).sum(-1)
+            + torch.from_numpy(np.random.standard_normal((x * w).shape[:-1])).float()
+        ),
+        False,
+    ),
     "none, of masks that follow latents": (lambda x, w: dropout(x * w, 0.1).sum(-1), False),
 }
 

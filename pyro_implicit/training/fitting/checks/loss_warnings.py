@@ -45,7 +45,7 @@ def note_of_limit(num_steps: int, slope: Slope | None, level_at: int | None = No
 
 
 def _short(number: float, digits: int) -> str:
-    """So many digits, and no exponent."""
+    """So many digits, with an exponent of very large and small numbers alone."""
     return f"{float(f'{number:.{digits}g}'):.10g}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoCallable, AutoGuide
+from pyro.infer.autoguide import AutoCallable, AutoGuide, AutoGuideList
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -46,16 +46,24 @@ def check_random_rows(guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         with unseen_run(), torch.no_grad():
             nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
             plates = _plates_of_batches(nodes, sizes)
-            if not plates or not (_is_automatic(guide) or _follows(guide, plates, args, kwargs)):
+            if not plates or not (
+                _is_automatic(guide, plates) or _follows(guide, plates, args, kwargs)
+            ):
                 return
     except Exception:  # what else there is to say of it, the step will
         return
     refuse_random_rows(nodes[plates[0]])
 
 
-def _is_automatic(guide: Any) -> bool:
-    """Whether latents of rows are parameters, or draws that all batches share."""
-    return isinstance(guide, AutoGuide) and not isinstance(guide, AutoCallable)
+def _is_automatic(guide: Any, plates: Collection[str]) -> bool:
+    """Whether latents in some plates are parameters, or draws that all batches share."""
+    if isinstance(guide, AutoGuideList):
+        return any(_is_automatic(part, plates) for part in guide)
+    if not isinstance(guide, AutoGuide) or isinstance(guide, (AutoCallable, ImplicitGuide)):
+        return False
+    trace: Any = guide.prototype_trace
+    latents = [] if trace is None else [trace.nodes[name] for name in trace.stochastic_nodes]
+    return any(frame.name in plates for one in latents for frame in one["cond_indep_stack"])
 
 
 def _plates_of_batches(nodes: Mapping[str, Any], sizes: Collection[int]) -> list[str]:
@@ -66,7 +74,7 @@ def _plates_of_batches(nodes: Mapping[str, Any], sizes: Collection[int]) -> list
     return sorted(
         name
         for name, fn in drawn.items()
-        if fn.subsample_size in sizes and fn.subsample_size < fn.size
+        if fn.subsample_size in sizes and fn.size not in sizes and fn.subsample_size < fn.size
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoMultivariateNormal, AutoNormal
 from torch import Tensor
@@ -86,6 +88,38 @@ def test_rows_that_are_named_data_that_are_chosen_and_encoders_are_not() -> None
     fit(model, guide, batches=BATCHES, **OPTIONS)
     pyro.clear_param_store()
     fit(model, AutoNormal(model), X, Y, ROWS, objective=objective, **OPTIONS)
+
+
+def test_a_list_of_guides_is_judged_by_that_which_has_the_rows() -> None:
+    def both(x: Tensor, y: Tensor, rows: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", NUM, subsample_size=len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(w + z, 1.0), obs=y)
+
+    def plate(x: Tensor, y: Tensor, rows: Tensor) -> Any:
+        return pyro.plate("data", NUM, subsample_size=len(x))
+
+    hidden: Any = poutine.block(both, expose=["z"])
+    encoder = ConditionalHyperNetworkGuide(hidden, context=lambda x, y, rows: y[:, None])
+    for of_rows in (encoder, AutoNormal(hidden)):
+        pyro.clear_param_store()
+        guides = AutoGuideList(both, create_plates=plate)
+        guides.append(AutoNormal(poutine.block(both, expose=["w"])))
+        guides.append(of_rows)
+        refused = pytest.raises(SiteError, match="the guide has latents of each row")
+        with nullcontext() if of_rows is encoder else refused:
+            fit(both, guides, batches=BATCHES, **OPTIONS)
+
+
+def test_another_argument_of_as_many_numbers_is_no_batch() -> None:
+    def own(x: Tensor, y: Tensor, loc: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
+        with pyro.plate("data", NUM, subsample_size=5) as some:
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(w.sum() * x[some] + z, 1.0), obs=y[some])
+
+    fit(own, AutoNormal(own), X, Y, torch.zeros(5), objective=Trace_ELBO(), **OPTIONS)
 
 
 def test_lightning_refuses_them_too() -> None:
