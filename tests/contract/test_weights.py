@@ -159,6 +159,7 @@ def test_behind_a_mask_of_all_rows_nothing_is_left(make_row_guide, make_objectiv
     assert_close(found, {name: torch.zeros_like(term) for name, term in found.items()})
 
 
+@pytest.mark.filterwarnings("ignore:latent site 'level' is masked")  # as it is told to be
 def test_weights_of_a_latent_in_the_model_enter_its_prior_alone(make_row_guide, make_objective):
     """What stands around one site only: a scale there must not reach another term."""
     if make_objective.together:
