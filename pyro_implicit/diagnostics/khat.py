@@ -146,8 +146,7 @@ def khat(
     :raises NonFiniteError: if the model's density is NaN or infinite at a draw.
     :raises ShapeError: for data without rows.
     :raises SiteError: if the model draws something by itself, or lacks or holds a latent of the
-        guide;
-        within ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
+        guide; within ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """
     check_model(model)

@@ -60,10 +60,9 @@ def log_density(
 
     *When to use it:* up to some tens of noise dimensions. A branch of a folded map that every start
     misses is missing from the value and, what is worse, from its standard error, which is of few
-    draws with large weights elsewhere too: twice it held the density of a perceptron of two noises
-    at 88 of 100 draws. At draws of the
-    guide itself :func:`~pyro_implicit.diagnostics.khat` and :func:`~pyro_implicit.entropy_report`
-    look for that.
+    draws with large weights elsewhere too: two of it held the density of a perceptron of two noises
+    at 88 of 100 draws. At draws of the guide itself :func:`~pyro_implicit.diagnostics.khat` and
+    :func:`~pyro_implicit.entropy_report` look for that.
 
     Example::
 

@@ -125,8 +125,7 @@ def stein_discrepancy(
     :raises NonFiniteError: if a gradient is not finite, or a parameter of the guide NaN.
     :raises ShapeError: for fewer draws than ``num_samples``, or data without rows.
     :raises SiteError: if the model has other latents than those drawn, holds one of them, or draws
-        by itself; within
-        ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
+        by itself; within ``with poutine.scale(...)``, ``poutine.mask`` or ``poutine.condition``.
     :raises StateError: within ``torch.inference_mode()``, where there are no gradients.
     :warns UserWarning: if parameters of the model were lost that the guide was fitted with.
     """

@@ -191,20 +191,26 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
 
 def _note_missing_means(job: EvaluationJob, name: str, rows: Mapping[str, Tensor]) -> None:
     means = rows.get("mean")
-    without = 0 if means is None else int(means.isnan().sum())
-    if without:
-        job.notes[
-            f"{without} data of {name!r} have no predictive mean (a Cauchy; a Student's t with one "
-            "degree of freedom or less at some draw), and so no RMSE: read the MAE and the CRPS, "
-            "which are of the median and of the whole distribution"
-        ] = None
-    infinite = 0 if means is None else int(means.isinf().sum())
-    if infinite:
-        job.notes[
-            f"{infinite} data of {name!r} have an infinite predictive mean (an InverseGamma of "
-            "concentration 1 or less, a LogNormal of huge scale at some draw), and so no RMSE: "
-            "read the MAE and the CRPS, which are of the median and of the whole distribution"
-        ] = None
+    if means is None:
+        return
+    kinds = (
+        (
+            means.isnan(),
+            "no predictive mean (a Cauchy; a Student's t with one degree of freedom or less at "
+            "some draw)",
+        ),
+        (
+            means.isinf(),
+            "an infinite predictive mean (an InverseGamma of concentration 1 or less, a LogNormal "
+            "of huge scale at some draw)",
+        ),
+    )
+    for without, what in kinds:
+        if count := int(without.sum()):
+            job.notes[
+                f"{count} data of {name!r} have {what}, and so no RMSE: read the MAE and the CRPS, "
+                "which are of the median and of the whole distribution"
+            ] = None
 
 
 def _note_new_sites(job: EvaluationJob, guide: Any) -> None:

@@ -136,8 +136,8 @@ def refuse_condition_around(call: str, has_model: bool = True) -> None:
             f"{call} was called within `with poutine.uncondition():`, which draws what the model "
             "observes. Call it outside of that."
         )
-    around = [one for one in _PYRO_STACK if isinstance(one, (ConditionMessenger, DoMessenger))]
-    around = [one for one in around if one.data]
+    holding = (ConditionMessenger, DoMessenger)
+    around = [one for one in _PYRO_STACK if isinstance(one, holding) and one.data]
     if not around:
         return
     data = [one.data.nodes if isinstance(one.data, Trace) else one.data for one in around]
