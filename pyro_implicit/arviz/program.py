@@ -25,7 +25,7 @@ from pyro_implicit.handlers.enumeration.discrete_latents import is_to_be_enumera
 from pyro_implicit.handlers.held.held_sites import HeldSites
 from pyro_implicit.handlers.held.held_warnings import drawn_unheard
 from pyro_implicit.handlers.looks.upstream import upstream_sites
-from pyro_implicit.handlers.observations.observed_shape import check_observation
+from pyro_implicit.handlers.observations.observed_shape import check_is_tensor, check_observation
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
@@ -340,6 +340,7 @@ def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
     else:
         kind = "deterministic" if is_delta(site) else "observed"
     if kind == "observed":
+        check_is_tensor(site)
         check_observation(site)
     value = _value_slot(site, kind)
     log_prob = _log_prob_slot(site, value) if kind == "observed" else None

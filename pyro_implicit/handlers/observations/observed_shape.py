@@ -14,11 +14,27 @@ from pyro_implicit.handlers.wrapped import base_distribution
 
 __all__ = [
     "check_duration",
+    "check_is_tensor",
     "check_observation",
     "is_event",
     "observed_batch_shape",
     "warning_of_one_for_all",
 ]
+
+
+def check_is_tensor(site: Any) -> None:
+    """
+    Refuses a number as an observation, which a distribution of a user's own may take.
+
+    :param site: the message of an observed site.
+    :raises ArgumentError: where its value is not a tensor.
+    """
+    value = site["value"]
+    if not isinstance(value, Tensor):
+        raise ArgumentError(
+            f"site {site['name']!r} observes {value!r} ({type(value).__name__}), which has neither "
+            "rows nor a shape to give scores in. Observe a tensor: obs=torch.as_tensor(...)."
+        )
 
 
 def check_observation(site: Any) -> None:
@@ -56,9 +72,10 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
     :param site: the message, with its value.
     :param str rows: which rows were looked at, for the message.
     :returns: what both broadcast to.
-    :raises ArgumentError: for complex numbers.
+    :raises ArgumentError: for complex numbers, and for what is not a tensor.
     :raises ShapeError: if the observed value does not fit the distribution.
     """
+    check_is_tensor(site)
     _refuse_complex(site)
     fn, found = site["fn"], site["value"].shape
     split = len(found) - fn.event_dim

@@ -144,6 +144,28 @@ def test_a_density_of_complex_numbers_that_a_user_wrote_is_taken(call):
     _CALLS[call](model, _X, _Y + 1j)
 
 
+class _OfNumbers(dist.Normal):
+    """A distribution of a user's own, which takes numbers as well."""
+
+    def log_prob(self, value):
+        return super().log_prob(torch.as_tensor(value).expand(self.batch_shape))
+
+    def expand(self, batch_shape, _instance=None):
+        return _OfNumbers(self.loc.expand(batch_shape), self.scale.expand(batch_shape))
+
+
+@pytest.mark.parametrize("call", ["scores", "arviz"])
+def test_numbers_are_no_observations_to_score_one_by_one(call):
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", _OfNumbers(w * x, 1.0), obs=None if y is None else 3.0)
+
+    _CALLS["fit"](model, _X, _Y)
+    with pytest.raises(ArgumentError, match=r"site 'y' observes 3.0 \(float\).*as_tensor"):
+        _CALLS[call](model, _X, _Y)
+
+
 @pytest.mark.parametrize("call", _CALLS)
 def test_every_call_refuses_complex_observations(call):
     with pytest.raises(ArgumentError, match="complex"):
