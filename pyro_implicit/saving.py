@@ -34,7 +34,13 @@ def save_state(state: Any, path: str | Path) -> None:
             f"{kind[:1].lower() + kind[1:]}.state_dict(), path)."
         )
     with atomic_path(path, check=_check_readable) as partial, partial.open("wb") as file:
-        torch.save(state, file)
+        try:
+            torch.save(state, file)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise StateError(
+                "the state holds something that is neither tensor nor plain value, and cannot be "
+                f"saved: {error}. Save the state_dict of each part that has one."
+            ) from error
 
 
 def load_state(path: str | Path, map_location: Any = "cpu") -> Any:

@@ -57,7 +57,11 @@ def test_what_is_no_state(tmp_path):
     save_state({"w": torch.ones(1)}, path)
     with pytest.raises(StateError, match="neither tensor nor plain value"):
         save_state({"w": guide()}, path)
+    for other in (lambda: 3, (i for i in ()), [os.listdir, lambda: 3]):
+        with pytest.raises(StateError, match="neither tensor nor plain value, and cannot be saved"):
+            save_state({"w": other}, path)
     assert load_state(path)["w"] == 1.0
+    assert os.listdir(tmp_path) == ["guide.pt"]
     path.write_text("text")
     with pytest.raises(
         StateError, match="guide.pt cannot be read as a checkpoint: it is truncated"

@@ -90,9 +90,9 @@ def to_arviz(
     :param int batch_size: run the model on so many rows at a time, of every tensor argument whose
         first size is that of the first tensor argument; memory for a run is then bounded (but for
         one look at all rows, where data have at most four million numbers). No number changes but
-        the random ones of the predictive groups; rows that belong together are refused, as far as
-        they are seen (see :func:`~pyro_implicit.predict`), and so are models that take all rows
-        alone.
+        the random ones of the prior and predictive groups; rows that belong together are refused,
+        as far as they are seen (see :func:`~pyro_implicit.predict`), and so are models that take
+        all rows alone.
     :param ELBO objective: the objective that the guide was fitted with, recorded in the attributes.
     :param dict coords: labels by name of dimension.
     :param dict dims: names of dimensions by variable: of all, or of those without a plate.

@@ -31,6 +31,7 @@ from pyro_implicit.guides.initialization.start_search import (
 )
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.ops.logdet import upcast
 
 __all__ = ["GaussianStart", "gaussian_start"]
@@ -169,6 +170,7 @@ def gaussian_start(
     return GaussianStart(*search(kind, log_joint, loc, is_network=is_network))
 
 
+@evaluation_mode()
 def _mean_field(log_joint: LogJoint, loc: Tensor, is_network: bool) -> GaussianStart:
     """A mean-field fit from where the density is highest, after a few steps uphill."""
     points = starting_points(log_joint, loc)

@@ -12,6 +12,7 @@ from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor
 from torch.distributions import transform_to
 
+from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ShapeError, SiteError
 from pyro_implicit.guides.initialization.initial import init_to_finite_mean
 from pyro_implicit.guides.latent_site import LatentSite
@@ -151,9 +152,16 @@ def _finite(name: str, value: Tensor) -> Tensor:
     """
     Checks that the first value of a site is finite.
 
-    :raises SiteError: if it is not.
+    :raises SiteError: if it is not, or no number at all.
     """
-    if not bool(torch.as_tensor(value).isfinite().all()):
+    try:
+        numbers = torch.as_tensor(value)
+    except (TypeError, RuntimeError, ValueError):
+        raise SiteError(
+            f"init_loc_fn returned {shown(value)}, a {type(value).__name__}, for latent site "
+            f"{name!r}; expected a tensor of the site's shape, in its support."
+        ) from None
+    if not bool(numbers.isfinite().all()):
         raise SiteError(
             f"init_loc_fn returned a start for latent site {name!r} that is not finite. Use "
             "init_to_median (the default of most guides) or init_to_sample from "

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from pyro_implicit._warn import warn
 from pyro_implicit.handlers.networks.called_networks import note_call
 
-__all__ = ["evaluation_mode", "is_random_function", "was_training"]
+__all__ = ["evaluation_mode", "is_random_function", "random_layers_told", "was_training"]
 
 _state = threading.local()
 
@@ -35,7 +35,8 @@ def evaluation_mode() -> Iterator[Mapping[str, nn.Module]]:
     Contexts within each other are one. Other threads are left alone.
 
     :returns: the random layers that were met in training mode so far, by what they are called.
-    :warns UserWarning: for random layers that were in training mode.
+    :warns UserWarning: for random layers that were in training mode, but within
+        :func:`random_layers_told`.
     """
     if getattr(_state, "entered", False):
         yield {}
@@ -66,12 +67,23 @@ def evaluation_mode() -> Iterator[Mapping[str, nn.Module]]:
         hook.remove()
         for module in switched:
             module.training = True
-    if silenced:
+    if silenced and not getattr(_state, "told", False):
         warn(
             f"random layers in training mode were evaluated without their randomness: "
             f"{', '.join(silenced)}. Call .eval() on the network beforehand to say so; for noise "
             "that is to stay (Monte Carlo dropout) write F.dropout(x, p, training=True)."
         )
+
+
+@contextmanager
+def random_layers_told() -> Iterator[None]:
+    """Within it :func:`evaluation_mode` names no random layers: whoever calls it tells of them."""
+    before = getattr(_state, "told", False)
+    _state.told = True
+    try:
+        yield
+    finally:
+        _state.told = before
 
 
 def was_training(module: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from pyro.distributions import MaskedDistribution
 from pyro.distributions.hmm import HiddenMarkovModel
 from torch import Tensor
 
+from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
 from pyro_implicit.handlers.wrapped import base_distribution
 
@@ -24,17 +26,21 @@ __all__ = [
 
 def check_is_tensor(site: Any) -> None:
     """
-    Refuses a number as an observation, which a distribution of a user's own may take.
+    Refuses a number or a text as an observation; lists and tables are told of as arguments.
 
     :param site: the message of an observed site.
-    :raises ArgumentError: where its value is not a tensor.
+    :raises ArgumentError: for such a value.
     """
     value = site["value"]
-    if not isinstance(value, Tensor):
-        raise ArgumentError(
-            f"site {site['name']!r} observes {value!r} ({type(value).__name__}), which has neither "
-            "rows nor a shape to give scores in. Observe a tensor: obs=torch.as_tensor(...)."
-        )
+    if not isinstance(value, (Number, str)):
+        return
+    advice = "as_tensor(y)"
+    if isinstance(value, (float, int)):
+        advice = f"tensor({float(value)}), or torch.tensor({int(value)}) for the number of a class"
+    raise ArgumentError(
+        f"site {site['name']!r} is observed at {shown(value)}, a {type(value).__name__}; expected "
+        f"a tensor. Write obs=torch.{advice}."
+    )
 
 
 def check_observation(site: Any) -> None:
@@ -45,12 +51,13 @@ def check_observation(site: Any) -> None:
     front, of particles or of values that are summed out.
 
     :param site: the message of an observed site.
-    :raises ArgumentError: for complex numbers.
+    :raises ArgumentError: for complex numbers, and for a number or a text.
     :raises ShapeError: for such a column beside a row, one row in a plate of several or the
         reverse, and more dimensions than plates.
     """
     if not isinstance(site["value"], Tensor) and not _is_of_library(site["fn"]):
         return  # a distribution of a user's own may take a number
+    check_is_tensor(site)
     _refuse_complex(site)
     fn, found = site["fn"], site["value"].shape
     own = torch.Size(found[: max(len(found) - fn.event_dim, 0)])
@@ -72,7 +79,7 @@ def observed_batch_shape(site: Any, rows: str = "") -> torch.Size:
     :param site: the message, with its value.
     :param str rows: which rows were looked at, for the message.
     :returns: what both broadcast to.
-    :raises ArgumentError: for complex numbers, and for what is not a tensor.
+    :raises ArgumentError: for complex numbers, and for a number or a text.
     :raises ShapeError: if the observed value does not fit the distribution.
     """
     check_is_tensor(site)

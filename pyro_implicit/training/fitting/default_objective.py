@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO
 from pyro.poutine.util import site_is_subsample
+from torch import Tensor
 
 from pyro_implicit.distributions.implicit import ImplicitDistribution
 from pyro_implicit.exceptions import LayerError, NonFiniteError
@@ -147,7 +148,8 @@ def _num_observed(model: Any, guide: Any, args: Any, kwargs: Any) -> int:
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
     nodes = [trace.nodes[name] for name in trace.observation_nodes]
     given = [node for node in nodes if not node["infer"].get("_deterministic")]
-    return sum(torch.as_tensor(node["value"]).numel() for node in given)
+    values = [node["value"] for node in given]  # what is no tensor is refused by the first look
+    return sum(value.numel() for value in values if isinstance(value, Tensor))
 
 
 @torch.no_grad()

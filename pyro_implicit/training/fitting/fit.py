@@ -37,6 +37,7 @@ from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled_directions import unfilled
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.masks.masked_latents import LOSS_IS_NO_BOUND
+from pyro_implicit.handlers.networks.evaluation_mode import random_layers_told
 from pyro_implicit.objectives.implicit_elbo import ImplicitELBO
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.checks.collected_warnings import collected_warnings
@@ -162,7 +163,8 @@ def fit(
     with stream, torch.enable_grad():
         made = blames_other_model(model, guide, arguments)
         listed = blames_listed_values(model, arguments)
-        with collected_warnings(hints), hidden_progress(not progress), made, listed:
+        told = random_layers_told()  # by the first look: the steps have their randomness
+        with collected_warnings(hints), hidden_progress(not progress), made, listed, told:
             run = prepared_run(request, watched, adopted, hints)
             with explained_steps(model, guide, run.objective, arguments, **request.look):
                 result = _finished(run, start, hints, progress, resume)

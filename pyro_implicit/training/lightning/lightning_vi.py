@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from pyro_implicit._random import (
     write_random_state,
 )
 from pyro_implicit._warn import warn
-from pyro_implicit.exceptions import NonFiniteError, StateError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.inference.log_predictive_density import (
@@ -155,7 +155,8 @@ class LightningVI(pytorch.LightningModule):
     :param int num_val_samples: draws for validation.
     :param int seed: of the training noise; by default a number drawn when training starts, the same
         in all processes.
-    :param example: a batch for the warm-up, where it cannot be read from the training loader.
+    :param example: a batch for the warm-up, or all data, where it is not to be, or cannot be, read
+        from the training loader.
     :raises ArgumentError: for a guide that is no module, something else than a function for the
         optimiser, or other values outside of these.
     """
@@ -406,23 +407,45 @@ class LightningVI(pytorch.LightningModule):
         self._noise = None
         if not self._is_warm:
             self._read_first_batch()
-        of_several, self._of_several = self._of_several, None
-        sizes = None if of_several is None else sizes_of_batches(self.trainer)
-        if sizes is not None and (said := of_several(sizes)):
-            warn(said)
+        sizes = None if self._of_several is None else sizes_of_batches(self.trainer)
+        if sizes is not None and self._of_several(sizes):
+            self._look_at_loader()  # the batch of the warm-up may have been all data
+            if said := self._of_several(sizes):
+                warn(said)
+        self._of_several = None
 
     def _read_first_batch(self) -> None:
         """The warm-up, by a batch of the loader."""
-        strategy, precision = self.trainer.strategy, self.trainer.precision_plugin
-        precision.convert_module(self)
-        self.to(strategy.root_device)
         batch = self._example[0]
-        batch = first_batch(self.trainer) if batch is None else batch
-        batch = precision.convert_input(batch)
-        batch = self.transfer_batch_to_device(batch, strategy.root_device, 0)
-        with precision.forward_context():  # the default dtype of steps, and autocast
-            self._warm_up(batch)
+        with self._on_device():
+            self._warm_up(self._moved(first_batch(self.trainer) if batch is None else batch))
         check_copies(self.trainer.callbacks, self)  # type: ignore[attr-defined]
+
+    def _look_at_loader(self) -> None:
+        """Learns what a batch of the loader shows, if one can be had beforehand."""
+        try:
+            batch = first_batch(self.trainer)
+        except ArgumentError:
+            return
+        with self._on_device(), unseen_run():
+            args, kwargs = self._arguments_of(self._moved(batch))
+            gradients = is_pyros(self.objective)
+            seen = evaluate_once(self, args, kwargs, self.parameters, gradients=gradients)
+        self._last, self._of_several = [], seen.of_several
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """The module where it will be trained, in the dtype and autocast of its steps."""
+        precision = self.trainer.precision_plugin
+        precision.convert_module(self)
+        self.to(self.trainer.strategy.root_device)
+        with precision.forward_context():
+            yield
+
+    def _moved(self, batch: Any) -> Any:
+        """A batch as the steps get it."""
+        batch = self.trainer.precision_plugin.convert_input(batch)
+        return self.transfer_batch_to_device(batch, self.trainer.strategy.root_device, 0)
 
     def on_fit_start(self) -> None:
         """Critics are shared between processes, and the noise of each begins."""

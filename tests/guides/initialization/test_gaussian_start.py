@@ -271,6 +271,22 @@ def test_a_density_without_a_mode():
         HyperNetworkGuide(unbounded, init_from="laplace").setup()
 
 
+@pytest.mark.parametrize("kind", ["laplace", "full-rank", "mean-field"])
+def test_a_network_with_dropout_is_in_evaluation_mode_for_each_start(kind: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    x, y = torch.randn(20, 1), torch.randn(20)
+
+    def model(x, y=None):
+        pyro.module("net", net)
+        s = pyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(net(x).squeeze(-1), s), obs=y)
+
+    with pytest.warns(UserWarning, match="evaluated without their randomness: 1 of Sequential"):
+        HyperNetworkGuide(model, init_from=kind).setup(x, y)
+    assert net.training
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["auto", "laplace", "full-rank", "hessian", "mean-field"])
 def test_a_factorised_guide_starts_as_the_best_of_its_form(kind: str) -> None:

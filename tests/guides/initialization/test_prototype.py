@@ -40,6 +40,13 @@ def test_starts_that_are_no_values(values: Any, error: type[ImplicitError], matc
         guide.setup()
 
 
+@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), ("a", "str"), ({}, "dict")])
+def test_starts_that_are_no_numbers(value: Any, kind: str) -> None:
+    guide = HyperNetworkGuide(model, init_loc_fn=lambda _: value)
+    with pytest.raises(SiteError, match=f"a {kind}, for latent site 'w'; expected a tensor"):
+        guide.setup()
+
+
 def test_starts_that_are() -> None:
     values = {"w": torch.ones(2), "scale": torch.tensor(2.0)}
     guide = HyperNetworkGuide(model, init_loc_fn=init_to_value(values=values), init_scale=1e-3)

@@ -162,8 +162,14 @@ def test_numbers_are_no_observations_to_score_one_by_one(call):
             pyro.sample("y", _OfNumbers(w * x, 1.0), obs=None if y is None else 3.0)
 
     _CALLS["fit"](model, _X, _Y)
-    with pytest.raises(ArgumentError, match=r"site 'y' observes 3.0 \(float\).*as_tensor"):
+    with pytest.raises(ArgumentError, match=r"site 'y' is observed at 3.0, a float.*tensor\(3.0\)"):
         _CALLS[call](model, _X, _Y)
+
+
+@pytest.mark.parametrize("call", _CALLS)
+def test_every_call_refuses_texts_as_observations(call):
+    with pytest.raises(ArgumentError, match=r"'y' is observed at 'a', a str; expected a tensor"):
+        _CALLS[call](rows, _X, "a")
 
 
 @pytest.mark.parametrize("call", _CALLS)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_implicit import AlphaEnergy, HyperNetworkGuide, LinearisedELBO, fit
 from pyro_implicit._random import read_random_state
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, StateError
 from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.training import FitResult
@@ -567,6 +567,18 @@ def test_batches_that_were_forgotten_are_told_how_batches_are_given(count: int) 
     told = r"observes nothing.*fit\(model, guide, batches=DataLoader\(TensorDataset\(x, y\)"
     with pytest.warns(UserWarning, match=told):
         fit(forgetful, guide, batches=[(X,)] * count, num_steps=2, progress=False)
+
+
+def test_a_later_batch_with_other_columns_is_told() -> None:
+    def model(x: Tensor, y: Any = None) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("rows", 8, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal((x * w).sum(-1), 1.0), obs=y)
+
+    batches = [(torch.randn(4, 3), torch.randn(4)), (torch.randn(4, 2), torch.randn(4))]
+    guide = HyperNetworkGuide(model, init_from=None)
+    with pytest.raises(ShapeError, match=r"argument 0 has shape \(4, 2\), and had \(4, 3\)"):
+        fit(model, guide, batches=batches, num_steps=3, progress=False)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 
 import pyro
@@ -523,6 +524,25 @@ def test_batches_that_count_as_all_data_are_told():
     whole = DataLoader(data(), batch_size=ROWS)
     vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO())
     trainer(max_steps=1).fit(vi, whole)  # one batch is all of them
+
+
+@pytest.mark.parametrize("how", ["example", "warm-up"])
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_warm_up_by_all_data_says_nothing_of_the_batches(how, is_scaled):
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        size = ROWS if is_scaled else len(x)
+        with pyro.plate("data", size, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, 0], 0.3), obs=y)
+
+    whole = data().tensors
+    options = {"example": whole} if how == "example" else {}
+    vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO(), seed=0, **options)
+    if how == "warm-up":
+        vi.warm_up(whole)
+    told = pytest.warns(UserWarning, match=r"no observed site \('y'\) is scaled up")
+    with nullcontext() if is_scaled else told:
+        trainer(max_steps=1).fit(vi, loader())
 
 
 def test_a_small_last_batch_of_the_same_rows_is_told():

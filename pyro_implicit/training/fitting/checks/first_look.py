@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Number
 from typing import Any
 
 import torch
@@ -16,13 +15,13 @@ from torch import nn
 from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.vectorization import WORDS_OF_PLATE_WARNING
 from pyro_implicit.exceptions import (
-    ArgumentError,
     ImplicitError,
     NonFiniteError,
     ShapeError,
     SiteError,
 )
 from pyro_implicit.handlers.errors.explained_errors import RAW_ERRORS, explained, without_shapes
+from pyro_implicit.handlers.errors.shape_errors import other_columns
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite, warning_of_scale
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.masked_latents import warning_of_masked_latent
@@ -33,6 +32,7 @@ from pyro_implicit.handlers.networks.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.observations.data_use import CALL_WITH_BATCHES, DataUse
 from pyro_implicit.handlers.observations.large_numbers import warning_of_rounding
 from pyro_implicit.handlers.observations.observed_shape import (
+    check_is_tensor,
     check_observation,
     is_event,
     observed_batch_shape,
@@ -127,24 +127,27 @@ class _Look:
                 self.said += [str(one.message) for one in caught]
 
     def visit(self, site: Any) -> None:
-        is_number = site["is_observed"] and isinstance(site["value"], Number)
-        if is_number and is_validation_enabled() and _is_of_library(site):
-            self.refused = _no_tensor(site)
-            raise self.refused
+        if site["is_observed"] and is_validation_enabled() and _is_of_library(site):
+            self._check(check_is_tensor, site)
         self.use.note(site)
         if not site["is_observed"]:
             self.is_discrete |= bool(getattr(site["fn"], "has_enumerate_support", False))
             self.is_part |= is_cut(site)
             self.warnings.extend(filter(None, [warning_of_masked_latent(site)]))
         elif not (is_auxiliary(site) or is_delta(site)):
-            try:
-                _check_observed(site, self.in_plates, not self.is_discrete or self.has_failed)
-            except ImplicitError as error:
-                self.refused = error
-                raise
+            at_edges = not self.is_discrete or self.has_failed
+            self._check(_check_observed, site, self.in_plates, at_edges)
             self.warnings.extend(
                 filter(None, [warning_of_one_for_all(site), warning_of_rounding(site)])
             )
+
+    def _check(self, check: Callable[..., None], *arguments: Any) -> None:
+        """Keeps what is refused, which is told as it stands."""
+        try:
+            check(*arguments)
+        except ImplicitError as error:
+            self.refused = error
+            raise
 
 
 @contextmanager
@@ -174,7 +177,7 @@ def explained_steps(
             first_look(model, *last, has_failed=isinstance(error, NonFiniteError), **options)
         except ImplicitError as clear:
             raise clear from error
-        known = explained(error, *last)
+        known = explained(error, *last) or other_columns(error, last[0], guide)
         if known is not None:
             raise known from error
         site = "" if is_validation_enabled() else _named(objective, model, guide, last)
@@ -199,15 +202,6 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
 def _is_of_library(site: Any) -> bool:
     """Whether a site's distribution is none of the user's, which may take what it likes."""
     return type(site["fn"]).__module__.partition(".")[0] in ("pyro", "torch")
-
-
-def _no_tensor(site: Any) -> ArgumentError:
-    value: Any = site["value"]
-    return ArgumentError(
-        f"site {site['name']!r} is observed at {value!r}, a {type(value).__name__}; expected a "
-        f"tensor. Write obs=torch.tensor({float(value)}), or torch.tensor({int(value)}) for the "
-        "number of a class."
-    )
 
 
 def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> list[str]:

@@ -318,8 +318,10 @@ def test_noise_that_stays_and_layers_that_are_not_called_are_not_told(kind: str)
 
 def test_noise_of_a_dropout_is_told_by_fit() -> None:
     dropping, _ = _dropping()
-    with pytest.warns(UserWarning, match="intervals come out too wide"):
-        quick(X, Y, model=dropping, of=dropping)
+    with pytest.warns(UserWarning, match="intervals come out too wide") as told:
+        result = quick(X, Y, model=dropping, of=dropping)
+    both = [text for text in result.warnings if "random layers" in text]
+    assert len(both) == len([one for one in told if "random layers" in str(one.message)]) == 1
 
 
 @pytest.mark.parametrize("value", [3, 1.5, True])
