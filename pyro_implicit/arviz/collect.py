@@ -50,7 +50,7 @@ def make_plan(program: Program, groups: tuple[str, ...]) -> ExportPlan:
     :returns: the variables of each group; empty groups are left out.
     """
     parameters = {n: s.value for n, s in program.of_kind("latent", "deterministic").items()}
-    predicted = {n: s.value for n, s in program.of_kind("observed", "free").items()}
+    predicted = {n: s.predicted for n, s in program.of_kind("observed", "free").items()}
     observed = program.of_kind("observed")
     summed = summed_likelihood(program) if "log_likelihood" in groups else None
     everything: ExportPlan = {

@@ -11,7 +11,7 @@ import torch
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_implicit._random import own_numbers
+from pyro_implicit._random import RandomStream, own_numbers
 from pyro_implicit.arviz.row_cuts import is_local, on_all_rows, refuse_coupled, refuse_local
 from pyro_implicit.arviz.rows import Batch, RowBatches
 from pyro_implicit.arviz.site import Site, Slot
@@ -345,7 +345,9 @@ def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
     value = _value_slot(site, kind)
     log_prob = _log_prob_slot(site, value) if kind == "observed" else None
     drawable = kind != "latent" or _drawable(site["fn"])
-    return Site(name, kind, value, log_prob, drawable, kind == "free" and _is_listed(site))
+    is_listed = kind == "free" and _is_listed(site)
+    drawn = _drawn_dtype(site["fn"]) if kind == "observed" else None
+    return Site(name, kind, value, log_prob, drawable, is_listed, drawn)
 
 
 def _is_listed(site: Any) -> bool:
@@ -381,6 +383,16 @@ def _log_prob_slot(site: Any, value: Slot) -> Slot:
     kept = [batch_dim + d for d in range(-batch_dim, 0) if d not in reduced_dims(site)]
     plates = tuple(value.plates[position] for position in kept)
     return Slot(tuple(log_prob.shape), torch.float64, plates, None, value, tuple(kept))
+
+
+def _drawn_dtype(fn: Any) -> torch.dtype | None:
+    """The dtype of a distribution's draws; None of one that cannot be sampled."""
+    try:
+        with RandomStream(0):
+            drawn = fn.sample()
+    except Exception:  # said where it is drawn from
+        return None
+    return drawn.dtype if isinstance(drawn, Tensor) else None
 
 
 def _drawable(fn: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,7 +32,8 @@ class Site:
     """
     A sample site: ``kind`` is latent, deterministic, observed, or free (in no guide).
 
-    ``is_listed``: whether it is a free one whose values can be summed over.
+    ``is_listed``: whether it is a free one whose values can be summed over. ``drawn``: the dtype of
+    what is drawn in place of an observation, which may itself be in whole numbers.
     """
 
     name: str
@@ -41,3 +42,9 @@ class Site:
     log_prob: Slot | None
     drawable: bool
     is_listed: bool = False
+    drawn: torch.dtype | None = None
+
+    @property
+    def predicted(self) -> Slot:
+        """The variable of the predictive groups."""
+        return self.value if self.drawn is None else replace(self.value, dtype=self.drawn)

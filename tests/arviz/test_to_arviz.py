@@ -490,3 +490,30 @@ def test_observations_that_follow_latents_are_told():
 
     with pytest.warns(UserWarning, match=r"\['y'\] observes what follows latents"):
         to_arviz(residuals, of_a, X, Y, num_samples=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float64])
+@pytest.mark.parametrize("is_count", [True, False])
+def test_predictions_are_in_the_numbers_of_the_distribution_not_of_the_data(dtype, is_count):
+    """Ratings in whole numbers under a Normal; counts above what eight bits hold."""
+    y = torch.tensor([110, 120, 127, 100], dtype=dtype)
+
+    def of_numbers(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1e-3))
+        with pyro.plate("rows", 4):
+            fn = dist.Poisson(300.0 + w + x) if is_count else dist.Normal(0.6 + w + x, 0.1)
+            pyro.sample("y", fn, obs=y)
+
+    def guide(x, y=None):
+        pyro.sample("w", dist.Normal(torch.tensor(0.0), 1e-3))
+
+    x = torch.zeros(4)
+    found = to_arviz(of_numbers, guide, x, y, num_samples=500, seed=0)
+    mean, sd = (300.0, math.sqrt(300.0)) if is_count else (0.6, 0.1)
+    for group in ("posterior_predictive", "prior_predictive"):
+        drawn = found[group]["y"].values
+        assert drawn.dtype == np.float32
+        assert drawn.mean() == pytest.approx(mean, abs=4 * sd / math.sqrt(2000))
+        assert drawn.std() == pytest.approx(sd, rel=0.1)
+    observed = found["observed_data"]["y"].values
+    assert np.array_equal(observed, y.numpy()) and observed.dtype == y.numpy().dtype
