@@ -43,7 +43,7 @@ from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.checks.collected_warnings import collected_warnings
 from pyro_implicit.training.fitting.checks.first_look import explained_steps
 from pyro_implicit.training.fitting.checks.listed_values import blames_listed_values
-from pyro_implicit.training.fitting.checks.missed_peaks import missed_peaks
+from pyro_implicit.training.fitting.checks.missed_peaks import MissedPeaks, missed_peaks
 from pyro_implicit.training.fitting.checks.other_model import blames_other_model
 from pyro_implicit.training.fitting.checks.shared_scales import warning_of_shared_scales
 from pyro_implicit.training.fitting.checks.wrong_widths import wrong_widths
@@ -59,6 +59,7 @@ __all__ = ["fit"]
 
 _DEFAULT_NUM_STEPS = 10_000
 _MIN_STEPS_TO_JUDGE_GUIDE = 400  # after which it should be near the posterior
+_SHARE_OF_A_SMALL_PEAK = 0.05  # of the mass that a guide does not reach
 
 
 def fit(
@@ -229,7 +230,7 @@ def _found(run: Run, reason: str) -> list[str]:
     if not _is_after_posterior(run) or run.first_steps.lacks_gradient:
         return []
     peaks, deviations = _looks(run)
-    return peaks or deviations
+    return [*peaks, *deviations]
 
 
 def _is_after_posterior(run: Run) -> bool:
@@ -246,11 +247,13 @@ def _looks(run: Run) -> tuple[list[str], list[str]]:
     step = len(run.history)
     if run.looks is None or run.looks[0] != step:
         missed = _missed(run)
-        run.looks = step, missed, [] if missed else _widths(run)
+        is_small = missed.share < _SHARE_OF_A_SMALL_PEAK  # and steps may mend deviations elsewhere
+        told = [missed.text] if missed.text else []
+        run.looks = step, told, _widths(run) if is_small else []
     return run.looks[1:]
 
 
-def _missed(run: Run) -> list[str]:
+def _missed(run: Run) -> MissedPeaks:
     losses = run.losses_now()  # the last steps may be of parameters that were replaced
     if not losses and not run.is_replaced:
         losses = run.history[-max(len(run.history) // 10, 1) :]

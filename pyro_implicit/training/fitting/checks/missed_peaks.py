@@ -22,7 +22,7 @@ from pyro_implicit.guides.values import unconstrain
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 
-__all__ = ["missed_peaks"]
+__all__ = ["MissedPeaks", "missed_peaks"]
 
 _MAX_LATENTS = 20
 _NUM_STARTS_FROM_PRIOR, _NUM_UNIFORM_STARTS = 8, 4
@@ -30,7 +30,9 @@ _MAX_STEPS_PER_START = 50
 _MAX_DENSITY_EVALUATIONS = 600  # in all: as many as a few dozen steps of training take
 _NUM_GUIDE_DRAWS = 1000
 _DRAWS_PER_PEAK = 400  # by whose weights the mass of the ellipsoid about a peak is told
-_MIN_SHARE_OF_EVIDENCE = 0.05  # at a peak of less mass, by Laplace's method, nothing is told
+#: At a peak of less mass nothing is told. One of a hundredth that is twelve deviations away makes
+#: those of the posterior half as large again, and a skewed one has more than Laplace's method says.
+_MIN_SHARE_OF_EVIDENCE = 0.01
 _MAX_RELATIVE_SHARE_OF_DRAWS = 0.1  # of the guide at a missed peak, to the peak's share of the mass
 _ERRORS_OF_MODELS = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
 
@@ -42,9 +44,22 @@ class _Peak:
     log_mass: float  # by Laplace's method, or by draws
 
 
+@dataclass(frozen=True)
+class MissedPeaks:
+    """
+    What a guide does not reach.
+
+    :param float share: of the posterior's mass, at the largest of the peaks; 0 if there is none.
+    :param str text: what a user should know, in words; empty if there is none.
+    """
+
+    share: float = 0.0
+    text: str = ""
+
+
 def missed_peaks(
     guide: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bound: float
-) -> list[str]:
+) -> MissedPeaks:
     """
     Looks for peaks with a good part of the posterior's mass and hardly a draw of the guide.
 
@@ -59,14 +74,14 @@ def missed_peaks(
     :param args: its arguments, the whole data.
     :param kwargs: its keyword arguments.
     :param float bound: the evidence bound that was reached, in nats.
-    :returns: what a user should know, in words: at most one text.
+    :returns: what it does not reach.
     """
     if not isinstance(guide, ImplicitGuide) or not math.isfinite(bound):
-        return []
+        return MissedPeaks()
     try:
         sites = list(guide.sites)
         if not sites or sum(site.numel for site in sites) > _MAX_LATENTS:
-            return []
+            return MissedPeaks()
         joint = LogJoint(model, sites, args, kwargs)
         with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), torch.no_grad():
             draws, _ = unconstrain(guide.sample(_NUM_GUIDE_DRAWS), sites, next(guide.parameters()))
@@ -77,9 +92,9 @@ def missed_peaks(
             missed = [peak for peak in peaks if _is_missed(peak, draws, bound)]
             missed = [_weighed(peak, density) for peak in missed]
             missed = [peak for peak in missed if _is_missed(peak, draws, bound)]
-            return [_described(missed, joint, bound)] if missed else []
+            return _described(missed, joint, bound) if missed else MissedPeaks()
     except _ERRORS_OF_MODELS:
-        return []  # a model without a density at all points, or with draws of its own
+        return MissedPeaks()  # a model without a density at all points, or with draws of its own
 
 
 def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
@@ -165,16 +180,18 @@ def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
     return share > _MIN_SHARE_OF_EVIDENCE and float(inside) < _MAX_RELATIVE_SHARE_OF_DRAWS * share
 
 
-def _described(missed: list[_Peak], joint: LogJoint, bound: float) -> str:
+def _described(missed: list[_Peak], joint: LogJoint, bound: float) -> MissedPeaks:
     peak = max(missed, key=lambda one: one.log_mass)
     values, _ = joint.values(peak.point)
     where = ", ".join(f"{name} = {_shown(value)}" for name, value in list(values.items())[:3])
     count = "a peak" if len(missed) == 1 else f"{len(missed)} peaks"
-    return (
+    share = _share(peak, bound)
+    return MissedPeaks(
+        share,
         f"the posterior has {count} that the guide does not reach; one of about "
-        f"{_share(peak, bound):.0%} of the mass, by draws about it, is at {where}. Where peaks "
+        f"{share:.0%} of the mass, by draws about it, is at {where}. Where peaks "
         "mean the same (labels that may be exchanged), predictions are right with one; else join "
-        "guides that start at each (init_loc_fn, EnsembleGuide), or run refine(model, 16, ...)"
+        "guides that start at each (init_loc_fn, EnsembleGuide), or run refine(model, 16, ...)",
     )
 
 

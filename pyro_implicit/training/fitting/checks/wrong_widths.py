@@ -27,6 +27,7 @@ from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.looks.unvalidated import Unvalidated
+from pyro_implicit.handlers.mapped.mapped_density import MappedDensity
 from pyro_implicit.handlers.mapped.mapped_writing import WritingMap
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.ops.largest_tensor import LargestTensor
@@ -46,6 +47,10 @@ _MIN_RELATIVE_ESS = 0.02  # of the weights, by draw: with less they know no devi
 #: deviations cost that are off by a seventh.
 _MIN_NATS_PER_LATENT = 0.02
 _MIN_RATIO_OF_SDS = 1.15  # a smaller one is not worth telling
+#: Beyond so many deviations of its bulk a latent counts as there: a variance that is infinite, as
+#: that of a Cauchy's, is told by no number of draws.
+_MAX_DEVIATIONS_FROM_MEDIAN = 10.0
+_NUM_DRAWS_IN_DOUBLE, _MAX_ROUNDING_IN_NATS = 10, 0.05
 _SIGNIFICANCE_LEVEL = 0.005  # of the ratios of all latents together
 
 
@@ -91,6 +96,10 @@ def wrong_widths(
                 joint.check_deterministic(draws[0], "")  # another subsample at each call
                 values, log_joint = _at(joint, draws, max(1, _MAX_NUMBERS_PER_CHUNK // size))
                 log_ratios = (log_joint - log_density).double()
+                if _is_rounding(joint, draws, log_joint, log_ratios):
+                    log_ratios = MappedDensity(joint)(draws[:_MIN_DRAWS]) - log_density[:_MIN_DRAWS]
+                    values = {name: value[:_MIN_DRAWS] for name, value in values.items()}
+                    log_ratios, num_draws = log_ratios.double(), _MIN_DRAWS
                 weights = _truncated(log_ratios)
     except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
         return []  # a model that does not vectorise, or without a density at all points
@@ -160,6 +169,19 @@ def _at(joint: LogJoint, draws: Tensor, at_once: int) -> tuple[dict[str, Tensor]
     return values, log_joint.nan_to_num(nan=-math.inf)
 
 
+def _is_rounding(joint: LogJoint, draws: Tensor, log_joint: Tensor, log_ratios: Tensor) -> bool:
+    """
+    Whether single precision does not tell the weights that count, or those that lower the bound.
+
+    Far out in a heavy tail large terms cancel, as in the Gamma functions of a Beta-binomial.
+    """
+    order = log_ratios.nan_to_num(nan=-math.inf).argsort()
+    some = torch.cat([order[:_NUM_DRAWS_IN_DOUBLE], order[-_NUM_DRAWS_IN_DOUBLE:]])
+    exact = torch.stack([joint.in_double(draws[index]).double() for index in some])
+    difference = (exact - log_joint[some].double()).abs()
+    return bool((difference[difference.isfinite()] > _MAX_ROUNDING_IN_NATS).any())
+
+
 def _truncated(log_ratios: Tensor) -> Tensor:
     """Weights of sum 1, none above the root of their number times their mean (Ionides 2008)."""
     most = log_ratios.logsumexp(0) - 0.5 * math.log(len(log_ratios))
@@ -185,6 +207,7 @@ def _worst(draws: Tensor, weights: Tensor, errors: float) -> float | None:
 
 def _ratios(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Deviations by weights over those of the draws, and standard errors, by the delta method."""
+    draws = _clamped(draws, weights)
     own_square = (draws - draws.mean(0)).square()
     own = own_square.mean(0)
     square = (draws - weights @ draws).square()
@@ -192,6 +215,22 @@ def _ratios(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     ratio = (variance / own).sqrt()  # NaN, which is never far, of what is always the same
     change = weights[:, None] * (square / variance - 1) - (own_square / own - 1) / len(draws)
     return ratio, 0.5 * ratio * change.square().sum(0).sqrt()
+
+
+def _clamped(draws: Tensor, weights: Tensor) -> Tensor:
+    """Draws without the tails far outside of where guide or posterior have their bulk."""
+    values, order = draws.sort(0)
+    even = torch.full_like(weights, 1 / len(weights))
+    bulk = torch.zeros_like(values[0])
+    for share in (even, weights):
+        reached = share[order].cumsum(0)
+        low, high = (
+            values.gather(0, (reached < at).sum(0, keepdim=True).clamp(max=len(values) - 1))[0]
+            for at in (NormalDist().cdf(-1.0), NormalDist().cdf(1.0))
+        )
+        bulk = torch.maximum(bulk, 0.5 * (high - low))
+    middle, far = values[len(values) // 2], _MAX_DEVIATIONS_FROM_MEDIAN * bulk
+    return draws.clamp(middle - far, middle + far)
 
 
 def _warning_of_distance(far: float) -> str:

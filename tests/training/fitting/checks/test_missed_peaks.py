@@ -43,12 +43,12 @@ def at_one(model: Any, where: tuple[float, float], scale: float) -> ImplicitGuid
     return guide
 
 
-@pytest.mark.parametrize("weight", [0.3, 0.7])
+@pytest.mark.parametrize("weight", [0.02, 0.3, 0.7])
 def test_a_mode_left_out_is_told_with_its_mass_and_place(weight: float) -> None:
     pyro.set_rng_seed(0)
     model = mixture(weight, 3.0)
     guide = at_one(model, (-3.0, 0.0), 0.5)
-    (told,) = missed_peaks(guide, model, (), {}, math.log(1 - weight))
+    told = missed_peaks(guide, model, (), {}, math.log(1 - weight)).text
     assert "a peak that the guide does not reach" in told
     assert "x = (3, 1)" in told
     # of the evidence, of which the bound knows one part: w / (w + (1 - w))
@@ -69,7 +69,7 @@ def test_a_peak_without_mass_about_it_is_not_told() -> None:
     guide = HyperNetworkGuide(funnels, init_from=None, init_scale=0.3)
     guide()
     told = missed_peaks(guide, funnels, (), {}, -9.135)  # the evidence, by grids
-    assert told == []
+    assert not told.text and told.share == 0
 
 
 @pytest.mark.parametrize("most", [60, 90, 120])
@@ -80,7 +80,7 @@ def test_peaks_that_were_found_count_where_the_search_runs_out(
     pyro.set_rng_seed(0)
     model = mixture(0.7, 3.0)
     guide = at_one(model, (-3.0, 0.0), 0.5)
-    (told,) = missed_peaks(guide, model, (), {}, math.log(0.3))
+    told = missed_peaks(guide, model, (), {}, math.log(0.3)).text
     assert "x = (3, 1)" in told
 
 
@@ -96,7 +96,7 @@ def test_a_start_that_leads_nowhere_is_passed_over(monkeypatch: pytest.MonkeyPat
         return search(*args)
 
     monkeypatch.setattr(searching, "maximise", fails_first)
-    (told,) = missed_peaks(guide, model, (), {}, math.log(0.3))
+    told = missed_peaks(guide, model, (), {}, math.log(0.3)).text
     assert "x = (3, 1)" in told
 
 
@@ -105,12 +105,12 @@ def test_a_start_that_leads_nowhere_is_passed_over(monkeypatch: pytest.MonkeyPat
     [
         (mixture(0.5, 0.3), (0.0, 0.5), 0.6),  # one peak
         (mixture(0.5, 1.5), (0.0, 0.5), 2.0),  # both are reached
-        (mixture(0.01, 3.0), (-3.0, 0.0), 0.5),  # hardly any mass
+        (mixture(0.005, 3.0), (-3.0, 0.0), 0.5),  # hardly any mass
     ],
 )
 def test_nothing_is_told_where_nothing_is_left_out(model: Any, where: Any, scale: float) -> None:
     pyro.set_rng_seed(0)
-    assert missed_peaks(at_one(model, where, scale), model, (), {}, 0.0) == []
+    assert missed_peaks(at_one(model, where, scale), model, (), {}, 0.0).text == ""
 
 
 def test_a_mode_where_torch_has_no_second_derivative() -> None:
@@ -127,7 +127,7 @@ def test_a_mode_where_torch_has_no_second_derivative() -> None:
     evidence = dist.Normal(0.0, 25.25**0.5).log_prob(torch.tensor(6.0)) + 0.5 * math.log(
         math.pi / 2
     )
-    (told,) = missed_peaks(guide, model, (), {}, float(evidence))
+    told = missed_peaks(guide, model, (), {}, float(evidence)).text
     assert "about 50% of the mass" in told and "x = 5.94" in told
 
 
@@ -140,7 +140,7 @@ def test_densities_of_other_rows_at_each_call_are_not_judged() -> None:
             pyro.sample("y", dist.Normal(0.0, 1.0), obs=y[rows])
 
     guide = at_one(mixture(0.5, 3.0), (-3.0, 0.0), 0.5)
-    assert missed_peaks(guide, model, (), {}, -280.0) == []
+    assert missed_peaks(guide, model, (), {}, -280.0).text == ""
 
 
 def test_a_spike_without_mass_is_no_matter() -> None:
@@ -154,27 +154,27 @@ def test_a_spike_without_mass_is_no_matter() -> None:
 
     guide = HyperNetworkGuide(model, init_from=None, init_scale=1.0)
     guide()
-    assert missed_peaks(guide, model, (), {}, 0.0) == []
+    assert missed_peaks(guide, model, (), {}, 0.0).text == ""
 
 
 def test_other_guides_larger_models_and_random_densities_are_not_looked_at() -> None:
     model = mixture(0.5, 3.0)
-    assert missed_peaks(AutoNormal(model), model, (), {}, 0.0) == []
+    assert missed_peaks(AutoNormal(model), model, (), {}, 0.0).text == ""
     guide = at_one(model, (-3.0, 0.0), 0.5)
-    assert missed_peaks(guide, model, (), {}, math.inf) == []
-    assert missed_peaks(HyperNetworkGuide(model), model, (), {}, 0.0) == []  # not built
+    assert missed_peaks(guide, model, (), {}, math.inf).text == ""
+    assert missed_peaks(HyperNetworkGuide(model), model, (), {}, 0.0).text == ""  # not built
 
     def wide() -> None:
         pyro.sample("x", dist.Normal(0.0, 1.0).expand([21]).to_event(1))
 
     large = HyperNetworkGuide(wide, init_from=None)
     large()
-    assert missed_peaks(large, wide, (), {}, 0.0) == []
+    assert missed_peaks(large, wide, (), {}, 0.0).text == ""
 
     def refusing() -> None:
         raise ValueError("no")
 
-    assert missed_peaks(guide, refusing, (), {}, 0.0) == []
+    assert missed_peaks(guide, refusing, (), {}, 0.0).text == ""
 
 
 @pytest.mark.long

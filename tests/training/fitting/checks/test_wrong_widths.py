@@ -246,3 +246,44 @@ def test_what_is_not_after_the_posterior_is_not_held_to_it(
     objective = LinearisedELBO(4, vectorize_particles=True, **weights)
     result = fit(normal, guide, objective=objective, num_steps=5, lr=1e-6, progress=False, seed=0)
     assert not any("by importance weights" in text for text in result.warnings)
+
+
+def test_weights_that_single_precision_does_not_tell_are_told_in_double() -> None:
+    """The factor is 0, as the Gamma function of c + 1 is c times that of c, and rounds by nats."""
+
+    def rounding() -> None:
+        x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        c = (16.0 + x[..., 0]).exp()
+        pyro.factor("none", torch.lgamma(c + 1) - torch.lgamma(c) - c.log())
+
+    pyro.set_rng_seed(0)
+    guide = guide_of(1.0, rounding)
+    draws, _ = widths._draws(guide, 100)
+    joint = LogJoint(rounding, list(guide.sites), (), {})
+    single, double = (torch.stack([at(u) for u in draws]) for at in (joint, joint.in_double))
+    assert (single - double).std() > 1
+    assert wrong_widths(guide, rounding, (), {}) == []
+    wrong = wrong_widths(guide_of(0.7, rounding), rounding, (), {})
+    assert len(wrong) == 1 and "'x' (1." in wrong[0]
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 5])
+def test_a_tail_of_infinite_variance_is_no_width(left_out: int) -> None:
+    """Without its five farthest draws a Cauchy sample has another deviation, by ten times."""
+    torch.manual_seed(0)
+    draws = dist.Cauchy(0.0, 1.0).sample((10_000, 1)).double()
+    weights = torch.full((10_000,), 1e-4, dtype=torch.float64)
+    weights[draws[:, 0].abs().argsort()[10_000 - left_out :]] = 0.0
+    ratio, _ = widths._ratios(draws, weights / weights.sum())
+    assert float(ratio) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("df", [1.0, 2.0, 30.0])
+def test_the_width_of_a_heavy_tail_is_told_by_its_bulk(df: float) -> None:
+    """Draws of 0.7 times the width of the posterior."""
+    torch.manual_seed(0)
+    posterior, narrow = dist.StudentT(df, 0.0, 1.0), dist.StudentT(df, 0.0, 0.7)
+    draws = narrow.sample((40_000, 1)).double()
+    weights = (posterior.log_prob(draws) - narrow.log_prob(draws))[:, 0].softmax(0)
+    ratio, _ = widths._ratios(draws, weights)
+    assert 1.15 < float(ratio) < 1.8  # 1.43, but for what is cut
