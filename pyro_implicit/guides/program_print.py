@@ -34,9 +34,10 @@ def print_of_program(model: Any) -> str | None:
     """
     A fingerprint of what a model does, the same in another process and elsewhere in a file.
 
-    A function's is of its instructions, names, constants, and the plain values and functions that
-    it closes over; that of an object of its ``forward`` or ``__call__``, and of the plain values
-    among its attributes and its submodules'. What these call otherwise is not looked at.
+    A function's is of its instructions, names, constants, defaults, and the plain values and
+    functions that it closes over; that of an object of its ``forward`` or ``__call__``, and of the
+    plain values among its attributes and its submodules'; that of a method of its object's as well.
+    What these call otherwise is not looked at.
 
     :param model: a Pyro model.
     :returns: hexadecimal digits; None of what has no instructions of its own, or is within a
@@ -46,7 +47,9 @@ def print_of_program(model: Any) -> str | None:
     if isinstance(getattr(bare, "func", None), partial):  # another handler, with the model in it
         return None
     digest = hashlib.sha256()
-    if not (inspect.isfunction(bare) or inspect.ismethod(bare)):
+    if inspect.ismethod(bare):
+        _take_attributes(bare.__self__, digest)
+    elif not inspect.isfunction(bare):
         _take_attributes(bare, digest)
         bare = type(bare).forward if isinstance(bare, nn.Module) else type(bare).__call__
     return digest.hexdigest() if _take_function(bare, digest, set()) else None
@@ -71,16 +74,32 @@ def _take_function(function: Any, digest: Any, seen: set[int]) -> bool:
     seen.add(id(function))
     _take(code, digest)
     function = getattr(function, "__func__", function)
+    _take_value([function.__defaults__, function.__kwdefaults__], digest, seen)
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
         except ValueError:  # of a name that has no value yet
             continue
-        if isinstance(value, _PLAIN):
-            digest.update(repr(value).encode())
-        elif inspect.isfunction(value):
-            _take_function(value, digest, seen)
+        _take_value(value, digest, seen)
     return True
+
+
+def _take_value(value: Any, digest: Any, seen: set[int]) -> None:
+    """Adds what is plain, what it is made of, and functions; nothing of anything else."""
+    if isinstance(value, _PLAIN):
+        digest.update(f"{value!r};".encode())
+    elif isinstance(value, (tuple, list)):
+        digest.update(f"{type(value).__name__} of {len(value)}:".encode())
+        for one in value:
+            _take_value(one, digest, seen)
+    elif isinstance(value, (set, frozenset)):  # in an order that each process has for itself
+        _take_value(sorted(repr(one) for one in value), digest, seen)
+    elif isinstance(value, dict):
+        _take_value(list(value.items()), digest, seen)
+    elif isinstance(value, partial):
+        _take_value([value.func, value.args, value.keywords], digest, seen)
+    elif inspect.isfunction(value) or inspect.ismethod(value):
+        _take_function(value, digest, seen)
 
 
 def _take_attributes(program: Any, digest: Any) -> None:
@@ -89,14 +108,14 @@ def _take_attributes(program: Any, digest: Any) -> None:
     for part in parts:
         for name, value in sorted(getattr(part, "__dict__", {}).items()):
             if isinstance(value, _PLAIN) and name != "training" and not name.startswith("_"):
-                digest.update(f"{name}={value!r}".encode())
+                digest.update(f"{name}={value!r};".encode())
 
 
 def _take(code: CodeType, digest: Any) -> None:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):  # of a function within
             _take(constant, digest)
-        elif isinstance(constant, (*_PLAIN, tuple)):
-            digest.update(repr(constant).encode())
+        else:
+            _take_value(constant, digest, set())
     names = (*code.co_names, *code.co_varnames, *code.co_freevars)
     digest.update("\n".join(names).encode() + code.co_code)

@@ -7,7 +7,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 
-__all__ = ["base_distribution", "without_events"]
+__all__ = ["base_distribution", "is_of_library", "without_events"]
 
 
 def base_distribution(fn: Any) -> Any:
@@ -20,6 +20,16 @@ def base_distribution(fn: Any) -> Any:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return fn
+
+
+def is_of_library(fn: Any) -> bool:
+    """
+    Tells distributions of torch and Pyro from those of a user's own, which may take what they like.
+
+    :param fn: a distribution, perhaps wrapped.
+    :returns: whether the distribution at the bottom is one of these.
+    """
+    return type(base_distribution(fn)).__module__.partition(".")[0] in ("torch", "pyro")
 
 
 def without_events(fn: Any) -> Any:

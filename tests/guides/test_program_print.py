@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from functools import partial
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -32,6 +37,78 @@ def test_the_same_source_is_known_again_wherever_it_stands():
 @pytest.mark.parametrize("change", [{"scale": 3.0}, {"names": ("a", "c")}])
 def test_another_source_is_another_program(change):
     assert print_of_program(made()) != print_of_program(made(**change))
+
+
+def _closing_over(value):
+    def model(x):
+        return x, value
+
+    return model
+
+
+def _by_default(value):
+    def model(x, value=value):
+        return x, value
+
+    return model
+
+
+def _by_name(value):
+    def model(x, *, value=value):
+        return x, value
+
+    return model
+
+
+class _Holder:
+    def __init__(self, value):
+        self.value = value
+
+    def model(self, x):
+        return x, self.value
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (1.5, 1.25),
+        ((1.5, 25), (1.52, 5)),
+        ([1, 23], [12, 3]),
+        ({"a", "b"}, {"a", "c"}),
+        ({"a": 1}, {"a": 2}),
+        (partial(max, 1), partial(max, 2)),
+        (_by_default(1), _by_default(2)),
+    ],
+)
+def test_values_that_a_program_goes_by_are_part_of_it(value, other):
+    for make in (_closing_over, _by_default, _by_name):
+        assert print_of_program(make(value)) == print_of_program(make(value))
+        assert print_of_program(make(value)) != print_of_program(make(other))
+    if isinstance(value, float):
+        methods = [_Holder(one).model for one in (value, value, other)]
+        first, again, another = map(print_of_program, methods)
+        assert first == again != another
+
+
+def test_sets_have_one_print_in_each_process():
+    """Texts are hashed by a number that each process draws."""
+    program = (
+        "from pyro_implicit.guides.program_print import print_of_program\n"
+        "names = {'alpha', 'beta', 'gamma', 'delta'}\n"
+        "def made(names):\n    return lambda x: x in names or x in {'one', 'two', 'three'}\n"
+        "print(print_of_program(made(names)))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(found) == 1
 
 
 def test_what_neither_hides_nor_adds_sites_is_looked_through():

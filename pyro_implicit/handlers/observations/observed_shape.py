@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_implicit._checks import shown
 from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
-from pyro_implicit.handlers.wrapped import base_distribution
+from pyro_implicit.handlers.wrapped import is_of_library
 
 __all__ = [
     "check_duration",
@@ -55,7 +55,7 @@ def check_observation(site: Any) -> None:
     :raises ShapeError: for such a column beside a row, one row in a plate of several or the
         reverse, and more dimensions than plates.
     """
-    if not isinstance(site["value"], Tensor) and not _is_of_library(site["fn"]):
+    if not isinstance(site["value"], Tensor) and not is_of_library(site["fn"]):
         return  # a distribution of a user's own may take a number
     check_is_tensor(site)
     _refuse_complex(site)
@@ -101,16 +101,12 @@ def _refuse_complex(site: Any) -> None:
     """No density of torch or Pyro is one of complex numbers, though many compute something."""
     if not site["value"].is_complex():
         return
-    if _is_of_library(site["fn"]):  # a user's own may have one
+    if is_of_library(site["fn"]):  # a user's own may have one
         raise ArgumentError(
             f"site {site['name']!r} observes complex numbers ({site['value'].dtype}), of which its "
             "distribution has no density. Observe two real numbers each, "
             "torch.view_as_real(y), with .to_event(1)."
         )
-
-
-def _is_of_library(fn: Any) -> bool:
-    return type(base_distribution(fn)).__module__.partition(".")[0] in ("torch", "pyro")
 
 
 def _fits_plates(site: Any, own: torch.Size) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -27,9 +27,19 @@ __all__ = ["check_same_alone"]
 
 _ENTRY_TOLERANCE = 1e-4  # what differs by more is compared with what rounding does
 _TOLERANCE_OF_ALIKE = 1e-3  # of draws that are all one, in units of their densities
+_LEAST_PART_OF_A_DIFFERENCE = 0.1  # that draws with numbers of their own make up
 _NUM_PERTURBED_RUNS = 3
 _SEEDS_OF_A_RUN = 1_000_000  # one for each result
 _MAX_TIMES_ROUNDING = 30.0  # six times was seen of networks at noise scales of 1e-13
+
+
+class _Mixed(NamedTuple):
+    """A site, the draw at which it has two densities, and both of these."""
+
+    site: str
+    draw: int
+    many: float
+    one: float
 
 
 def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, count: int) -> None:
@@ -41,8 +51,9 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
     ``check_particles_apart``: by ranks, the largest entry, a comparison with a mean; and models
     that broadcast otherwise with draws in front, such as ``scale[:, None] * chol``. The first draw
     is evaluated by itself, twice, and three others once; of a model that draws numbers of its own
-    (dropout in training mode) all of it once more, from one random state, and a model that has
-    other ones for each draw is not judged, nor is one that does not run so.
+    (dropout in training mode) all of it once more, from one random state. A model that has other
+    ones for each draw, at the first or where a density differs, is not judged, nor is one that does
+    not run so.
 
     :param model: a Pyro model.
     :param args: its positional arguments.
@@ -57,9 +68,12 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
         with unseen_run(), torch.no_grad(), Unvalidated():
             with pyro.validation_enabled(False):
                 place, alone = _run_alone(model, args, kwargs, particle, count)
-                if place is None and not alone:
+                is_random = place is None and not alone
+                if is_random:
                     together, alone = _from_one_state(model, args, kwargs, particle, count)
                 mixed = _first_mixed(model, args, kwargs, particle, together, alone)
+                if mixed is not None and is_random:
+                    mixed = _if_not_by_own_numbers(mixed, model, args, kwargs, particle, count)
     except Exception:  # whatever a model does with draws that were made for many
         return
     if place is not None:
@@ -70,7 +84,7 @@ def check_same_alone(model: Any, args: Any, kwargs: Any, particle: Particle, cou
             "torch.where(w > 0, a, b), or loop: vectorize_particles=False."
         )
     if mixed is not None:
-        name, many, one = mixed
+        name, _, many, one = mixed
         raise SiteError(
             f"the log-density of site {name!r} of the model is {many:.7g} at one of {count} "
             f"vectorised particles, and {one:.7g} at the same latents by themselves: the model "
@@ -95,8 +109,8 @@ def _first_mixed(
     particle: Particle,
     together: dict[str, Tensor | None],
     alone: dict[int, dict[str, Tensor]],
-) -> tuple[str, float, float] | None:
-    """A site whose density is another one among other draws: its name, and both densities."""
+) -> _Mixed | None:
+    """A site whose density is another one among other draws."""
     for index, found in alone.items():
         rounding: dict[str, float] | None = None
         for name, one in found.items():
@@ -112,7 +126,7 @@ def _first_mixed(
             if not rounding and not as_sums:
                 difference, tolerance = _difference(many[index], one, as_sums=True)
             if difference > max(tolerance, _MAX_TIMES_ROUNDING * rounding.get(name, 0.0)):
-                return name, float(many[index].sum()), float(one.sum())
+                return _Mixed(name, index, float(many[index].sum()), float(one.sum()))
     return None
 
 
@@ -211,6 +225,23 @@ def _from_one_state(
         with RandomStream(0):
             alone[index] = _densities(single, args, kwargs, _values(particle, index))
     return _together(single, args, kwargs, particle, indices), alone
+
+
+def _if_not_by_own_numbers(
+    mixed: _Mixed, model: Any, args: Any, kwargs: Any, particle: Particle, count: int
+) -> _Mixed | None:
+    """
+    The same, unless many draws that are all that one differ among themselves by as much.
+
+    Numbers of each draw may weigh less at others, as noise whose size follows from a latent.
+    """
+    indices = torch.full((count,), mixed.draw)
+    rows = _together(_single(model, particle), args, kwargs, particle, indices).get(mixed.site)
+    if rows is None:
+        return None
+    sums = rows.sum(-1)
+    least = _LEAST_PART_OF_A_DIFFERENCE * abs(mixed.many - mixed.one)
+    return mixed if float(sums.max() - sums.min()) < least else None
 
 
 def _together(

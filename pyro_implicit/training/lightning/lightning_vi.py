@@ -77,14 +77,6 @@ __all__ = ["LightningVI"]
 _VALIDATION_SEED = 0
 
 
-class _Asked(BaseException):
-    """Ends a forward where it hands over what the model is given."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__()
-        self.arguments = arguments
-
-
 class LightningVI(pytorch.LightningModule):
     """
     Fits a guide to a model with Lightning.
@@ -102,7 +94,7 @@ class LightningVI(pytorch.LightningModule):
     **Batches.** Those of any ``DataLoader``: a tuple or list is taken as the model's arguments, a
     dict as its keyword arguments, anything else as its one argument; override
     :meth:`batch_to_args` for other ones (of a :meth:`forward` of your own, whose arguments are not
-    the model's, no batch is looked at beforehand, and validation scores what it hands on to
+    the model's, no batch is looked at beforehand, and validation scores all that it hands on to
     ``super().forward``). Before the optimiser is made, the first batch is
     run through guide, model and objective, so that what is made lazily exists.
 
@@ -193,7 +185,7 @@ class LightningVI(pytorch.LightningModule):
         #: what to say of its batch if that is one of several
         self._of_several: Any = None
         self._last: list[Any] = []  # what the model was given in the last step
-        self._asks_for_arguments = False
+        self._asked: list[Any] | None = None  # what a forward of one's own hands on, if asked
         self._noise: RandomStream | None = None
         self._header: dict[str, Any] | None = None  # of a checkpoint whose rest is still to load
         self._hooks: list[Any] = []
@@ -243,8 +235,9 @@ class LightningVI(pytorch.LightningModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, to be differentiated, at some arguments of the model."""
-        if self._asks_for_arguments:
-            raise _Asked(args, kwargs)
+        if self._asked is not None:
+            self._asked.append((args, kwargs))
+            return torch.zeros((), device=self.device)  # a loss, of which nobody asks the value
         self._last = [args, kwargs]
         return self.objective.differentiable_loss(self.model, self.guide, *args, **kwargs)
 
@@ -295,31 +288,35 @@ class LightningVI(pytorch.LightningModule):
         :raises StateError: if a :meth:`forward` of your own does not call that of this class, so
             that nobody knows what the model is to be scored with.
         """
-        args, kwargs = self._given_to_model(*self._arguments_of(batch))
         draws = {"num_samples": self.num_val_samples, "seed": _VALIDATION_SEED}
-        try:
-            values = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
-            mean, count = values.mean(), len(values)
-        except NothingToScore:  # in this batch; the mean is over data, and it has none
-            mean, count = torch.zeros((), device=self.device), 0
+        values = []
+        for args, kwargs in self._given_to_model(*self._arguments_of(batch)):
+            try:
+                found = log_predictive_density(self.model, self.guide, *args, **draws, **kwargs)
+            except NothingToScore:  # in this batch; the mean is over data, and it has none
+                continue
+            values.append(found)
+        count = sum(len(one) for one in values)
+        mean = torch.cat(values).mean() if count else torch.zeros((), device=self.device)
         over_epoch: Any = {"on_epoch": True, "sync_dist": True, "batch_size": count}
         self.log("val_log_predictive", mean, prog_bar=True, **over_epoch)
 
     def _arguments_of(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return as_call(self.batch_to_args(batch))
 
-    def _given_to_model(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What a batch's arguments become on the way to the model."""
+    def _given_to_model(self, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+        """What a batch's arguments become on the way to the model, once or in several parts."""
         if not self._has_own_forward:
-            return args, kwargs
-        self._asks_for_arguments = True
+            return [(args, kwargs)]
+        asked: list[tuple[Any, Any]] = []
+        self._asked = asked
         try:
             with unseen_run(), torch.no_grad():
                 self(*args, **kwargs)
-        except _Asked as asked:
-            return asked.arguments
         finally:
-            self._asks_for_arguments = False
+            self._asked = None
+        if asked:
+            return asked
         raise StateError(
             f"{type(self).__name__} has a forward of its own that does not call super().forward("
             "...), so that nobody knows what the model is given, and validation would score the "
@@ -384,7 +381,7 @@ class LightningVI(pytorch.LightningModule):
             seen = evaluate_once(self, args, kwargs, self.parameters, **options)
             self._last = []
             if not self._has_own_forward:
-                check_random_rows(self.guide, args, kwargs)
+                check_random_rows(self.model, self.guide, args, kwargs)
                 if is_pyros(self.objective):
                     check_plate_sizes(self.model, self.guide, args, kwargs)
         for text in seen.warnings:

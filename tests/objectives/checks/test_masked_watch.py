@@ -11,7 +11,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, PosteriorPredictiveLoss, fit
@@ -54,6 +54,41 @@ def test_a_guide_that_is_masked_too_and_a_loss_without_an_entropy_are_not() -> N
         warnings.simplefilter("error")
         IWAE(2).loss(model, masked, Y)
         PosteriorPredictiveLoss(2).loss(model, guide, Y)
+
+
+def _masked_by_method(y: Tensor) -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", 4):
+        pyro.sample("a", dist.Normal(0.5 * y, 0.5).mask(KEEP))
+
+
+def _masked_nowhere(y: Tensor) -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", 4), poutine.mask(mask=torch.ones(4, dtype=torch.bool)):
+        pyro.sample("a", dist.Normal(0.5 * y, 0.5))
+
+
+def _points(y: Tensor) -> None:
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", 4):
+        pyro.sample("a", dist.Delta(0.5 * y))
+
+
+@pytest.mark.parametrize(
+    ("guide", "told"),
+    [
+        (_masked_by_method, False),
+        (_masked_nowhere, True),
+        (_points, False),
+        (AutoDelta(model), False),
+        (AutoNormal(model), True),
+    ],
+)
+def test_only_an_entropy_that_counts_is_told(guide: Any, told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        IWAE(2).loss(model, guide, Y)
+    assert any(TOLD in str(one.message) for one in caught) == told
 
 
 def test_fit_tells_it_once() -> None:

@@ -334,6 +334,10 @@ def test_numbers_of_rows_may_be_asked_for() -> None:
     assert math.isfinite(_loss(model))
 
 
+def _noisy(mean: Tensor, scale: Tensor | float) -> Tensor:
+    return mean + scale * torch.randn_like(mean)
+
+
 OF_OWN_NUMBERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
     "a slip of dimensions": (lambda x, w: (dropout(x, 0.1) * w).sum(1), True),
     "a median over draws": (
@@ -349,6 +353,11 @@ OF_OWN_NUMBERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
         False,
     ),
     "none, of masks that follow latents": (lambda x, w: dropout(x * w, 0.1).sum(-1), False),
+    "none, of a little noise": (lambda x, w: _noisy((x * w).sum(-1), 3e-4), False),
+    "none, of noise that is large at some draws": (
+        lambda x, w: _noisy((x * w).sum(-1), 3e-2 * w[..., 0] ** 4),
+        False,
+    ),
 }
 
 

@@ -221,6 +221,21 @@ def test_what_a_forward_of_ones_own_hands_on_is_validated():
     torch.testing.assert_close(*scores)
 
 
+def test_all_that_a_forward_hands_on_is_validated():
+    class InParts(LightningVI):
+        def forward(self, x, y):
+            first, rest = super().forward(x[:3], y[:3]), super().forward(x[3:], y[3:])
+            return (first + rest).log()  # of the numbers 0 in a validation
+
+    vi, scores = fit_module(seed=1), []
+    trainer(max_steps=2).fit(vi, loader())
+    for cls in (LightningVI, InParts):
+        vi.__class__ = cls
+        (found,) = trainer().validate(vi, DataLoader(data(), batch_size=7), verbose=False)
+        scores.append(found["val_log_predictive"])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
 def test_a_forward_that_hands_nothing_on_is_not_validated():
     class Apart(LightningVI):
         def forward(self, x, y):

@@ -41,6 +41,7 @@ from pyro_implicit.handlers.observations.observed_shape import (
 from pyro_implicit.handlers.pointwise import SiteVisitor, batch_log_prob, is_auxiliary, is_delta
 from pyro_implicit.handlers.rows.row_slices import is_cut, number_of_rows
 from pyro_implicit.handlers.supports.support_edge import warning_of_edge
+from pyro_implicit.handlers.wrapped import is_of_library
 from pyro_implicit.training.fitting.arguments import Arguments
 
 __all__ = ["explained_steps", "first_look"]
@@ -127,7 +128,7 @@ class _Look:
                 self.said += [str(one.message) for one in caught]
 
     def visit(self, site: Any) -> None:
-        if site["is_observed"] and is_validation_enabled() and _is_of_library(site):
+        if site["is_observed"] and is_validation_enabled() and is_of_library(site["fn"]):
             self._check(check_is_tensor, site)
         self.use.note(site)
         if not site["is_observed"]:
@@ -197,11 +198,6 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
     except Exception:  # another error than the one that is to be told
         return ""
     return ""
-
-
-def _is_of_library(site: Any) -> bool:
-    """Whether a site's distribution is none of the user's, which may take what it likes."""
-    return type(site["fn"]).__module__.partition(".")[0] in ("pyro", "torch")
 
 
 def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> list[str]:

@@ -215,7 +215,7 @@ class FirstSteps:
         if key in self._sizes or len(self._sizes) >= _MAX_SHAPES_TO_LOOK_AT:
             return
         self._sizes.add(key)
-        check_random_rows(self.guide, args, kwargs)
+        check_random_rows(self.model, self.guide, args, kwargs)
         if is_pyros(self.objective):
             check_plate_sizes(self.model, self.guide, args, kwargs)
 

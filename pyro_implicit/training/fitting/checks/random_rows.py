@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoCallable, AutoGuide, AutoGuideList
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.base import ImplicitGuide
@@ -21,34 +22,43 @@ from pyro_implicit.objectives.particles.particle import sample_nodes
 
 __all__ = ["check_random_rows"]
 
+_NOISE = 0.01  # on parameters, relative to 1 and their size
 
-def check_random_rows(guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+
+def check_random_rows(model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     """
     Refuses a guide whose latents of rows follow row numbers that nobody has passed.
 
     Such a guide, as ``AutoNormal`` with latents in a plate of a minibatch, would train the latents
     of other rows than those whose data are passed. What a guide makes of the data themselves does
-    not depend on these numbers. Guides of this package look by themselves.
+    not depend on these numbers, and a model may take its data by them. Guides of this package look
+    by themselves.
 
+    :param model: its model.
     :param guide: a guide that is built.
-    :param args: its positional arguments.
-    :param kwargs: its keyword arguments.
+    :param args: positional arguments of both.
+    :param kwargs: keyword arguments of both.
     :raises SiteError: naming the plate.
     """
     if members := members_of(guide):
         for member in members:
-            check_random_rows(member, args, kwargs)
+            check_random_rows(model, member, args, kwargs)
         return
     if isinstance(guide, ImplicitGuide):
         return
     sizes = sizes_of_arguments(args, kwargs)
     try:
         with unseen_run(), torch.no_grad():
-            nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
-            plates = _plates_of_batches(nodes, sizes)
-            if not plates or not (
-                _is_automatic(guide, plates) or _follows(guide, plates, args, kwargs)
-            ):
+            with _PassedNumbers() as numbers:
+                trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            nodes = sample_nodes(trace)
+            plates = _plates_of_batches(
+                {k: nodes[k] for k in nodes if k not in numbers.plates}, sizes
+            )
+            is_fine = not plates or not (
+                _is_automatic(guide, plates) or _follows(guide, trace, plates, args, kwargs)
+            )
+            if is_fine or _takes_data_by(model, plates, args, kwargs):
                 return
     except Exception:  # what else there is to say of it, the step will
         return
@@ -78,15 +88,76 @@ def _plates_of_batches(nodes: Mapping[str, Any], sizes: Collection[int]) -> list
     )
 
 
-def _follows(guide: Any, plates: Collection[str], args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether other row numbers make other latents of the same data."""
+def _follows(
+    guide: Any, trace: Any, plates: Collection[str], args: Any, kwargs: Mapping[str, Any]
+) -> bool:
+    """
+    Whether other row numbers make other latents of the same data.
+
+    Parameters are moved apart for the while, as those of all rows may begin at one value. A guide
+    that makes other latents at each call, whatever the numbers, tells nothing.
+    """
+
+    def latents(last: bool) -> list[Any]:
+        with RandomStream(0), _Numbered(plates, last):
+            nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
+        return [one["value"] for one in nodes.values() if not site_is_subsample(one)]
+
+    with _moved_apart(guide, trace):
+        first, again, other = latents(False), latents(False), latents(True)
+    return _are_same(first, again) and not _are_same(first, other)
+
+
+def _takes_data_by(
+    model: Any, plates: Collection[str], args: Any, kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether what the model observes, in some plates, is chosen by the numbers of these."""
     found = []
     for last in (False, True):
         with RandomStream(0), _Numbered(plates, last):
-            nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
-        found.append([one["value"] for one in nodes.values() if not site_is_subsample(one)])
-    pairs = zip(*found, strict=True)
-    return any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs)
+            nodes = sample_nodes(poutine.trace(model).get_trace(*args, **kwargs))
+        around = [
+            one["value"]
+            for one in nodes.values()
+            if one["is_observed"] and any(f.name in plates for f in one["cond_indep_stack"])
+        ]
+        found.append(around)
+    return not _are_same(*found)
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(not isinstance(a, Tensor) or torch.equal(a, b) for a, b in pairs)
+
+
+@contextmanager
+def _moved_apart(guide: Any, trace: Any) -> Iterator[None]:
+    """Adds noise to all parameters of a guide, and takes it back."""
+    parameters = list(guide.parameters()) if isinstance(guide, nn.Module) else []
+    nodes = [node for node in trace.nodes.values() if node["type"] == "param"]
+    parameters += [node["value"].unconstrained() for node in nodes if "value" in node]
+    distinct = {id(one): one for one in parameters if one.is_floating_point()}.values()
+    kept = [one.detach().clone() for one in distinct]
+    try:
+        with RandomStream(0):
+            for one in distinct:
+                one.data.add_(_NOISE * (1 + one.detach().abs()) * torch.randn_like(one))
+        yield
+    finally:
+        for one, value in zip(distinct, kept, strict=True):
+            one.data.copy_(value)
+
+
+class _PassedNumbers(Messenger):
+    """Notes the plates whose row numbers are passed; those of others are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plates: set[str] = set()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if site_is_subsample(msg) and msg["value"] is not None:
+            self.plates.add(msg["name"])
 
 
 class _Numbered(Messenger):
@@ -97,7 +168,7 @@ class _Numbered(Messenger):
         self.plates, self.last = plates, last
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.plates and site_is_subsample(msg):
+        if msg["name"] in self.plates and site_is_subsample(msg) and msg["value"] is None:
             fn = msg["fn"]
             begin = fn.size - fn.subsample_size if self.last else 0
             msg["value"] = begin + torch.arange(fn.subsample_size)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_implicit import ConditionalHyperNetworkGuide, LightningVI, fit
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.objectives import IWAE
+from pyro_implicit.training.fitting.checks.random_rows import check_random_rows
 
 NUM = 12
 X, Y = torch.zeros(NUM), torch.randn(NUM)
@@ -110,6 +111,64 @@ def test_a_list_of_guides_is_judged_by_that_which_has_the_rows() -> None:
         refused = pytest.raises(SiteError, match="the guide has latents of each row")
         with nullcontext() if of_rows is encoder else refused:
             fit(both, guides, batches=BATCHES, **OPTIONS)
+
+
+@pytest.mark.parametrize("start", [torch.zeros(NUM), torch.arange(float(NUM))])
+def test_tables_that_begin_at_one_value_are_seen_before_any_step(start: Tensor) -> None:
+    def guide(x: Tensor, y: Tensor, rows: Tensor) -> None:
+        locs = pyro.param("locs", start.clone())
+        with pyro.plate("data", NUM, subsample_size=len(x)) as some:
+            pyro.sample("z", dist.Normal(locs[some], 0.7))
+
+    guide(*BATCHES[0])
+    with pytest.raises(SiteError, match="the guide has latents of each row"):
+        check_random_rows(model, guide, BATCHES[0], {})
+    assert torch.equal(pyro.param("locs"), start)
+
+
+def test_rows_that_are_passed_along_with_their_number_are_not_refused() -> None:
+    def plate(x: Tensor, y: Tensor, rows: Tensor) -> Any:
+        return pyro.plate("data", NUM, subsample_size=len(x), subsample=rows)
+
+    def both(x: Tensor, y: Tensor, rows: Tensor) -> None:
+        with plate(x, y, rows):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + x, 1.0), obs=y)
+
+    def by_hand(x: Tensor, y: Tensor, rows: Tensor) -> None:
+        locs = pyro.param("locs", torch.arange(float(NUM)))
+        with plate(x, y, rows) as some:
+            pyro.sample("z", dist.Normal(locs[some], 0.7))
+
+    for guide in (AutoNormal(both, create_plates=plate), by_hand):
+        pyro.clear_param_store()
+        fit(both, guide, batches=BATCHES, objective=Trace_ELBO(), **OPTIONS)
+
+
+@pytest.mark.filterwarnings("ignore:plate 'data' has 12 rows, and 5 were handed over")
+@pytest.mark.parametrize("count", [4, 5])
+def test_data_that_the_model_takes_are_told_by_the_data_not_by_sizes(count: int) -> None:
+    """``count`` scales of as many latents are the only argument, and 5 rows are shown."""
+
+    def own(scales: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, scales).to_event(1))
+        with pyro.plate("data", NUM, subsample_size=5) as some:
+            z = pyro.sample("z", dist.Normal(w.sum(), 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=Y[some])
+
+    fit(own, AutoNormal(own), torch.ones(count), objective=Trace_ELBO(), **OPTIONS)
+
+
+def test_a_guide_that_counts_its_calls_tells_nothing() -> None:
+    calls = [0]
+
+    def counting(x: Tensor, y: Tensor, rows: Tensor) -> None:
+        calls[0] += 1
+        slope = pyro.param("slope", torch.tensor(0.4))
+        with pyro.plate("data", NUM, subsample_size=len(x)):
+            pyro.sample("z", dist.Normal(slope * y, 1.0 + 0.9 ** calls[0]))
+
+    fit(model, counting, batches=BATCHES, objective=Trace_ELBO(), **OPTIONS)
 
 
 def test_another_argument_of_as_many_numbers_is_no_batch() -> None:
