@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
 import torch
 from torch import Tensor
 
@@ -17,7 +20,7 @@ __all__ = [
 
 #: Entries of both sets that one block holds: they and what is made of them stay in a core's cache.
 _ENTRIES_OF_A_BLOCK = 2**18
-_MIN_COLUMNS_OF_A_BLOCK = 256  # of many points, whose distances are more than they are themselves
+_MIN_COLUMNS_OF_A_BLOCK = 1024  # and as many as points, whose distances are else more than these
 
 
 def squared_distances(x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -32,12 +35,10 @@ def squared_distances(x: Tensor, y: Tensor, dtype: torch.dtype | None = None) ->
     :param dtype: that the distances are computed in; that of the points by default.
     :returns: squared Euclidean distances, shape ``(n, k)``, never negative.
     """
-    columns = max(_MIN_COLUMNS_OF_A_BLOCK, _ENTRIES_OF_A_BLOCK // max(1, len(x) + len(y)))
+    points = len(x) + len(y)
+    columns = max(_MIN_COLUMNS_OF_A_BLOCK, points, _ENTRIES_OF_A_BLOCK // max(1, points))
     blocks = zip(x.split(columns, -1), y.split(columns, -1), strict=True)
-    first, *others = (_unclamped_squares(*block, dtype) for block in blocks)
-    for square in others:
-        first = first + square
-    return first.clamp(min=0)
+    return reduce(add, (_unclamped_squares(*block, dtype) for block in blocks)).clamp(min=0)
 
 
 def _unclamped_squares(x: Tensor, y: Tensor, dtype: torch.dtype | None) -> Tensor:
