@@ -255,8 +255,8 @@ def _common_scale(nodes: list[Any], listed: list[str]) -> Any:
         raise SiteError(
             f"sites that depend on {', '.join(listed)}, which is summed out, have different scales "
             f"({notes}): a weight stands outside of the sum, and can only if it is that of the "
-            "latent too. Of a minibatch, put the latent into the plate of the rows, or pass all of them; "
-            "write poutine.scale around both, or around neither."
+            "latent too. Of a minibatch, put the latent into the plate of the rows, or pass all of "
+            "them; write poutine.scale around both, or around neither."
         )
     return nodes[0]["scale"]
 
