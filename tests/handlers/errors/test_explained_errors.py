@@ -137,7 +137,7 @@ def test_a_number_in_place_of_observations() -> None:
 
     guide = HyperNetworkGuide(model, init_from=None)
     guide.setup(torch.tensor(3.0))
-    with pytest.raises(ArgumentError, match=r"argument 0 is a float, .* Models compute"):
+    with pytest.raises(ArgumentError, match=r"'y' is observed at 3.0, a float.*tensor\(3.0\)"):
         log_predictive_density(model, guide, 3.0, num_samples=2)
 
 
