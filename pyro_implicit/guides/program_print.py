@@ -17,6 +17,7 @@ __all__ = ["print_of_program", "unconditioned"]
 
 _HOLDING = (ConditionMessenger, InitMessenger)
 _PLAIN = (int, float, complex, str, bytes, type(None))
+_SWITCHES = (bool, str, bytes, type(None))  # numbers may count what a method does
 _MARKING = (InferConfigMessenger,)  # such as config_enumerate: neither hides nor adds a site
 
 
@@ -36,8 +37,9 @@ def print_of_program(model: Any) -> str | None:
 
     A function's is of its instructions, names, constants, defaults, and the plain values and
     functions that it closes over; that of an object of its ``forward`` or ``__call__``, and of the
-    plain values among its attributes and its submodules'; that of a method of its object's as well.
-    What these call otherwise is not looked at.
+    plain values among its attributes and its submodules'; that of a method of its object's switches
+    and texts as well. Lists and dictionaries, which a run may change, and what these call otherwise
+    are not looked at.
 
     :param model: a Pyro model.
     :returns: hexadecimal digits; None of what has no instructions of its own, or is within a
@@ -48,7 +50,7 @@ def print_of_program(model: Any) -> str | None:
         return None
     digest = hashlib.sha256()
     if inspect.ismethod(bare):
-        _take_attributes(bare.__self__, digest)
+        _take_attributes(bare.__self__, digest, _SWITCHES)
     elif not inspect.isfunction(bare):
         _take_attributes(bare, digest)
         bare = type(bare).forward if isinstance(bare, nn.Module) else type(bare).__call__
@@ -74,7 +76,8 @@ def _take_function(function: Any, digest: Any, seen: set[int]) -> bool:
     seen.add(id(function))
     _take(code, digest)
     function = getattr(function, "__func__", function)
-    _take_value([function.__defaults__, function.__kwdefaults__], digest, seen)
+    by_name = sorted((function.__kwdefaults__ or {}).items())
+    _take_value((function.__defaults__, *by_name), digest, seen)
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
@@ -88,26 +91,25 @@ def _take_value(value: Any, digest: Any, seen: set[int]) -> None:
     """Adds what is plain, what it is made of, and functions; nothing of anything else."""
     if isinstance(value, _PLAIN):
         digest.update(f"{value!r};".encode())
-    elif isinstance(value, (tuple, list)):
-        digest.update(f"{type(value).__name__} of {len(value)}:".encode())
+    elif isinstance(value, tuple):
+        digest.update(f"tuple of {len(value)}:".encode())
         for one in value:
             _take_value(one, digest, seen)
-    elif isinstance(value, (set, frozenset)):  # in an order that each process has for itself
-        _take_value(sorted(repr(one) for one in value), digest, seen)
-    elif isinstance(value, dict):
-        _take_value(list(value.items()), digest, seen)
+    elif isinstance(value, frozenset):  # in an order that each process has for itself
+        plain = sorted(repr(one) for one in value if isinstance(one, _PLAIN))
+        _take_value(tuple(plain), digest, seen)
     elif isinstance(value, partial):
-        _take_value([value.func, value.args, value.keywords], digest, seen)
+        _take_value((value.func, value.args, *sorted(value.keywords.items())), digest, seen)
     elif inspect.isfunction(value) or inspect.ismethod(value):
         _take_function(value, digest, seen)
 
 
-def _take_attributes(program: Any, digest: Any) -> None:
+def _take_attributes(program: Any, digest: Any, kinds: tuple[type, ...] = _PLAIN) -> None:
     """Adds plain values that an object, or a module and those within it, goes by."""
     parts = program.modules() if isinstance(program, nn.Module) else [program]
     for part in parts:
         for name, value in sorted(getattr(part, "__dict__", {}).items()):
-            if isinstance(value, _PLAIN) and name != "training" and not name.startswith("_"):
+            if isinstance(value, kinds) and name != "training" and not name.startswith("_"):
                 digest.update(f"{name}={value!r};".encode())
 
 

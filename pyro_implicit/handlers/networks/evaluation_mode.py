@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from pyro_implicit._warn import warn
 from pyro_implicit.handlers.networks.called_networks import note_call
 
-__all__ = ["evaluation_mode", "is_random_function", "random_layers_told", "was_training"]
+__all__ = [
+    "evaluation_mode",
+    "is_random_function",
+    "note_told",
+    "random_layers_told",
+    "was_training",
+]
 
 _state = threading.local()
 
@@ -67,23 +73,35 @@ def evaluation_mode() -> Iterator[Mapping[str, nn.Module]]:
         hook.remove()
         for module in switched:
             module.training = True
-    if silenced and not getattr(_state, "told", False):
+    told = getattr(_state, "told", None) or ()
+    left = [name for name, part in silenced.items() if all(part is not one for one in told)]
+    if left:
         warn(
             f"random layers in training mode were evaluated without their randomness: "
-            f"{', '.join(silenced)}. Call .eval() on the network beforehand to say so; for noise "
+            f"{', '.join(left)}. Call .eval() on the network beforehand to say so; for noise "
             "that is to stay (Monte Carlo dropout) write F.dropout(x, p, training=True)."
         )
 
 
 @contextmanager
 def random_layers_told() -> Iterator[None]:
-    """Within it :func:`evaluation_mode` names no random layers: whoever calls it tells of them."""
-    before = getattr(_state, "told", False)
-    _state.told = True
+    """Within it :func:`evaluation_mode` names no layers that :func:`note_told` was given."""
+    before = getattr(_state, "told", None)
+    _state.told = []
     try:
         yield
     finally:
         _state.told = before
+
+
+def note_told(layers: Iterable[nn.Module]) -> None:
+    """
+    Keeps random layers that whoever is within :func:`random_layers_told` has told of, or need not.
+
+    :param layers: as they were called.
+    """
+    if getattr(_state, "told", None) is not None:
+        _state.told.extend(layers)
 
 
 def was_training(module: Any) -> bool:

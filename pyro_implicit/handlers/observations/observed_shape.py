@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Number
 from typing import Any
 
@@ -35,7 +36,7 @@ def check_is_tensor(site: Any) -> None:
     if not isinstance(value, (Number, str)):
         return
     advice = "as_tensor(y)"
-    if isinstance(value, (float, int)):
+    if isinstance(value, (float, int)) and math.isfinite(value):
         advice = f"tensor({float(value)}), or torch.tensor({int(value)}) for the number of a class"
     raise ArgumentError(
         f"site {site['name']!r} is observed at {shown(value)}, a {type(value).__name__}; expected "

@@ -22,7 +22,7 @@ from pyro_implicit._random import (
     write_random_state,
 )
 from pyro_implicit._warn import warn
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit.exceptions import NonFiniteError, StateError
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.inference.log_predictive_density import (
@@ -66,6 +66,7 @@ from pyro_implicit.training.lightning.loop_state import (
 from pyro_implicit.training.lightning.optional import pytorch
 from pyro_implicit.training.lightning.processes import gather, share_critics
 from pyro_implicit.training.lightning.warm_up import (
+    another_batch,
     check_copies,
     evaluate_once,
     first_batch,
@@ -148,7 +149,7 @@ class LightningVI(pytorch.LightningModule):
     :param int seed: of the training noise; by default a number drawn when training starts, the same
         in all processes.
     :param example: a batch for the warm-up, or all data, where it is not to be, or cannot be, read
-        from the training loader.
+        from the training loader. Batches of a loader whose rows are numbered are looked at besides.
     :raises ArgumentError: for a guide that is no module, something else than a function for the
         optimiser, or other values outside of these.
     """
@@ -419,10 +420,9 @@ class LightningVI(pytorch.LightningModule):
         check_copies(self.trainer.callbacks, self)  # type: ignore[attr-defined]
 
     def _look_at_loader(self) -> None:
-        """Learns what a batch of the loader shows, if one can be had beforehand."""
-        try:
-            batch = first_batch(self.trainer)
-        except ArgumentError:
+        """Learns what a batch of the loader shows, if one can be had beforehand at no cost."""
+        batch = another_batch(self.trainer)
+        if batch is None:
             return
         with self._on_device(), unseen_run():
             args, kwargs = self._arguments_of(self._moved(batch))

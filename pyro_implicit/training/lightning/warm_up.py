@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from pyro import poutine
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_implicit._random import read_random_state, write_random_state
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
@@ -16,7 +17,14 @@ from pyro_implicit.handlers.networks.called_parameters import CalledParameters
 from pyro_implicit.handlers.observations.data_use import DataUse
 from pyro_implicit.training.batch_sizes import sizes_of_loader
 
-__all__ = ["FirstBatch", "check_copies", "evaluate_once", "first_batch", "sizes_of_batches"]
+__all__ = [
+    "FirstBatch",
+    "check_copies",
+    "evaluate_once",
+    "another_batch",
+    "first_batch",
+    "sizes_of_batches",
+]
 
 
 _ADVICE_ON_MODULES = "they are no part of LightningVI. Write LightningVI(..., modules=[net])"
@@ -96,6 +104,23 @@ def first_batch(trainer: Any) -> Any:
         write_random_state(random)
         if place is not None:
             loader.load_state_dict(place)
+
+
+def another_batch(trainer: Any) -> Any:
+    """
+    A batch that the trainer would train on, where it costs nobody a batch to look at one.
+
+    :param trainer: of Lightning, before its loops have begun.
+    :returns: the batch; None of streams, of several loaders, and where it cannot be had as yet.
+    """
+    try:
+        source = trainer.fit_loop._data_source
+        loader: Any = source.dataloader() if source.is_defined() else None
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return None
+        return first_batch(trainer)
+    except Exception:  # of data that are not there before training begins
+        return None
 
 
 def sizes_of_batches(trainer: Any) -> list[int] | None:

@@ -166,10 +166,12 @@ def test_numbers_are_no_observations_to_score_one_by_one(call):
         _CALLS[call](model, _X, _Y)
 
 
+@pytest.mark.parametrize("value", ["a", math.nan, math.inf])
 @pytest.mark.parametrize("call", _CALLS)
-def test_every_call_refuses_texts_as_observations(call):
-    with pytest.raises(ArgumentError, match=r"'y' is observed at 'a', a str; expected a tensor"):
-        _CALLS[call](rows, _X, "a")
+def test_every_call_refuses_texts_and_numbers_as_observations(call, value):
+    told = rf"'y' is observed at {value!r}, a {type(value).__name__}; expected a tensor"
+    with pytest.raises(ArgumentError, match=told):
+        _CALLS[call](rows, _X, value)
 
 
 @pytest.mark.parametrize("call", _CALLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import nullcontext
 from functools import partial
 
@@ -13,7 +14,7 @@ import torch
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 pytest.importorskip("lightning", reason="needs the extra 'lightning'")
 
@@ -558,6 +559,53 @@ def test_a_warm_up_by_all_data_says_nothing_of_the_batches(how, is_scaled):
     told = pytest.warns(UserWarning, match=r"no observed site \('y'\) is scaled up")
     with nullcontext() if is_scaled else told:
         trainer(max_steps=1).fit(vi, loader())
+
+
+def test_streams_and_data_that_come_late_are_not_looked_at_beside_an_example():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", ROWS, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(w * x[:, 0], 0.3), obs=y)
+
+    x, y = data().tensors
+
+    class Stream(IterableDataset):
+        batches = [(x[:4], y[:4]), (x[4:8], y[4:8]), (x[8:12], y[8:12])]
+
+        def __len__(self):
+            return 3
+
+        def __iter__(self):
+            while self.batches:
+                yield self.batches.pop(0)
+
+    class Late(Dataset):
+        is_there = False
+
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, index):
+            if not self.is_there:
+                raise OSError("not yet")
+            return x[index], y[index]
+
+    late = Late()
+
+    class Loading(lightning_callbacks.Callback):
+        def on_train_start(self, trainer, vi):
+            late.is_there = True
+
+    stream = DataLoader(Stream(), batch_size=None)
+    for source, steps in ((stream, 3), (DataLoader(late, 4), -(-ROWS // 4))):
+        vi = LightningVI(model, HyperNetworkGuide(model), LinearisedELBO(), example=(x, y))
+        training = trainer(max_epochs=1, callbacks=[Loading()])
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "there are several batches|.*IterableDataset|.*rows, the"
+            )
+            training.fit(vi, source)
+        assert training.global_step == steps
 
 
 def test_a_small_last_batch_of_the_same_rows_is_told():

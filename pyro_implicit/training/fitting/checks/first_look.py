@@ -27,7 +27,11 @@ from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.masked_latents import warning_of_masked_latent
 from pyro_implicit.handlers.masks.missing_data import missing_data
 from pyro_implicit.handlers.masks.replicates import Replicates
-from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode, is_random_function
+from pyro_implicit.handlers.networks.evaluation_mode import (
+    evaluation_mode,
+    is_random_function,
+    note_told,
+)
 from pyro_implicit.handlers.networks.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.observations.data_use import CALL_WITH_BATCHES, DataUse
 from pyro_implicit.handlers.observations.large_numbers import warning_of_rounding
@@ -87,6 +91,7 @@ def first_look(
             with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
                 Replicates()(model)(*args, **kwargs)
                 look.warnings.extend(_random_layers(silenced, noise))
+                note_told(silenced.values())
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:
             in_plate = next((text for text in look.said if WORDS_OF_PLATE_WARNING in text), None)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pyro import poutine
+from pyro import poutine, validation_enabled
 from pyro.infer.autoguide import AutoCallable, AutoGuide, AutoGuideList
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -52,17 +52,18 @@ def check_random_rows(model: Any, guide: Any, args: Any, kwargs: Mapping[str, An
             with _PassedNumbers() as numbers:
                 trace = poutine.trace(guide).get_trace(*args, **kwargs)
             nodes = sample_nodes(trace)
-            plates = _plates_of_batches(
-                {k: nodes[k] for k in nodes if k not in numbers.plates}, sizes
-            )
-            is_fine = not plates or not (
-                _is_automatic(guide, plates) or _follows(guide, trace, plates, args, kwargs)
-            )
-            if is_fine or _takes_data_by(model, plates, args, kwargs):
+            drawn = {name: node for name, node in nodes.items() if name not in numbers.plates}
+            wrong = [
+                plate
+                for plate in _plates_of_batches(drawn, sizes)
+                if _is_automatic(guide, [plate]) or _follows(guide, trace, [plate], args, kwargs)
+                if not _takes_data_by(model, [plate], args, kwargs)
+            ]
+            if not wrong:
                 return
     except Exception:  # what else there is to say of it, the step will
         return
-    refuse_random_rows(nodes[plates[0]])
+    refuse_random_rows(nodes[wrong[0]])
 
 
 def _is_automatic(guide: Any, plates: Collection[str]) -> bool:
@@ -103,7 +104,7 @@ def _follows(
             nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
         return [one["value"] for one in nodes.values() if not site_is_subsample(one)]
 
-    with _moved_apart(guide, trace):
+    with _moved_apart(guide, trace), validation_enabled(False):  # a scale may become negative
         first, again, other = latents(False), latents(False), latents(True)
     return _are_same(first, again) and not _are_same(first, other)
 

@@ -97,7 +97,8 @@ def wrong_widths(
                 values, log_joint = _at(joint, draws, max(1, _MAX_NUMBERS_PER_CHUNK // size))
                 log_ratios = (log_joint - log_density).double()
                 if _is_rounding(joint, draws, log_joint, log_ratios):
-                    log_ratios = MappedDensity(joint)(draws[:_MIN_DRAWS]) - log_density[:_MIN_DRAWS]
+                    exact = MappedDensity(joint)(draws[:_MIN_DRAWS]).nan_to_num(nan=-math.inf)
+                    log_ratios = exact - log_density[:_MIN_DRAWS]
                     values = {name: value[:_MIN_DRAWS] for name, value in values.items()}
                     log_ratios, num_draws = log_ratios.double(), _MIN_DRAWS
                 weights = _truncated(log_ratios)

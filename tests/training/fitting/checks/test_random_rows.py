@@ -113,12 +113,16 @@ def test_a_list_of_guides_is_judged_by_that_which_has_the_rows() -> None:
             fit(both, guides, batches=BATCHES, **OPTIONS)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 0.7])
 @pytest.mark.parametrize("start", [torch.zeros(NUM), torch.arange(float(NUM))])
-def test_tables_that_begin_at_one_value_are_seen_before_any_step(start: Tensor) -> None:
+def test_tables_that_begin_at_one_value_are_seen_before_any_step(
+    start: Tensor, scale: float
+) -> None:
     def guide(x: Tensor, y: Tensor, rows: Tensor) -> None:
         locs = pyro.param("locs", start.clone())
+        scales = pyro.param("scales", torch.full((NUM,), scale))
         with pyro.plate("data", NUM, subsample_size=len(x)) as some:
-            pyro.sample("z", dist.Normal(locs[some], 0.7))
+            pyro.sample("z", dist.Normal(locs[some], scales[some]))
 
     guide(*BATCHES[0])
     with pytest.raises(SiteError, match="the guide has latents of each row"):
@@ -157,6 +161,18 @@ def test_data_that_the_model_takes_are_told_by_the_data_not_by_sizes(count: int)
             pyro.sample("y", dist.Normal(z, 1.0), obs=Y[some])
 
     fit(own, AutoNormal(own), torch.ones(count), objective=Trace_ELBO(), **OPTIONS)
+
+
+def test_each_plate_is_judged_by_itself() -> None:
+    def two(x: Tensor, y: Tensor, rows: Tensor) -> None:
+        with pyro.plate("own", NUM, subsample_size=6) as some:
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+            pyro.sample("b", dist.Normal(a, 1.0), obs=Y[some])
+        model(x, y, rows)
+
+    objective = Trace_ELBO()
+    with pytest.raises(SiteError, match="latents of each row of plate 'data'"):
+        fit(two, AutoNormal(two), batches=BATCHES, objective=objective, **OPTIONS)
 
 
 def test_a_guide_that_counts_its_calls_tells_nothing() -> None:

@@ -287,3 +287,15 @@ def test_the_width_of_a_heavy_tail_is_told_by_its_bulk(df: float) -> None:
     weights = (posterior.log_prob(draws) - narrow.log_prob(draws))[:, 0].softmax(0)
     ratio, _ = widths._ratios(draws, weights)
     assert 1.15 < float(ratio) < 1.8  # 1.43, but for what is cut
+
+
+def test_draws_without_a_density_do_not_silence_the_look_in_double() -> None:
+    def rounding() -> None:
+        x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        c = (16.0 + x[..., 0]).exp()
+        pyro.factor("none", torch.lgamma(c + 1) - torch.lgamma(c) - c.log())
+        pyro.factor("few", torch.where(x[..., 1] > 1.8, torch.nan, 0.0))
+
+    pyro.set_rng_seed(0)
+    wrong = wrong_widths(guide_of(0.6, rounding), rounding, (), {})
+    assert len(wrong) == 1 and "'x' (1." in wrong[0]
