@@ -41,8 +41,8 @@ def evaluation_mode() -> Iterator[Mapping[str, nn.Module]]:
     Contexts within each other are one. Other threads are left alone.
 
     :returns: the random layers that were met in training mode so far, by what they are called.
-    :warns UserWarning: for random layers that were in training mode, but within
-        :func:`random_layers_told`.
+    :warns UserWarning: for random layers that were in training mode, but for those of
+        :func:`note_told`.
     """
     if getattr(_state, "entered", False):
         yield {}

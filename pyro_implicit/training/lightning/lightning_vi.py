@@ -427,7 +427,8 @@ class LightningVI(pytorch.LightningModule):
         with self._on_device(), unseen_run():
             args, kwargs = self._arguments_of(self._moved(batch))
             gradients = is_pyros(self.objective)
-            seen = evaluate_once(self, args, kwargs, self.parameters, gradients=gradients)
+            with self._explained(args, kwargs):
+                seen = evaluate_once(self, args, kwargs, self.parameters, gradients=gradients)
         self._last, self._of_several = [], seen.of_several
 
     @contextmanager

@@ -19,9 +19,9 @@ from pyro_implicit.training.batch_sizes import sizes_of_loader
 
 __all__ = [
     "FirstBatch",
+    "another_batch",
     "check_copies",
     "evaluate_once",
-    "another_batch",
     "first_batch",
     "sizes_of_batches",
 ]
@@ -88,8 +88,7 @@ def first_batch(trainer: Any) -> Any:
 
     :raises ArgumentError: if the loader is none that a batch can be taken from beforehand.
     """
-    source = trainer.fit_loop._data_source  # there is no public way to it before the loop starts
-    loader: Any = source.dataloader() if source.is_defined() else None
+    loader = _loader_of(trainer)
     random = read_random_state()
     place = loader.state_dict() if hasattr(loader, "state_dict") else None
     try:
@@ -114,8 +113,7 @@ def another_batch(trainer: Any) -> Any:
     :returns: the batch; None of streams, of several loaders, and where it cannot be had as yet.
     """
     try:
-        source = trainer.fit_loop._data_source
-        loader: Any = source.dataloader() if source.is_defined() else None
+        loader = _loader_of(trainer)
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return None
         return first_batch(trainer)
@@ -131,14 +129,18 @@ def sizes_of_batches(trainer: Any) -> list[int] | None:
     :returns: :func:`~pyro_implicit.training.batch_sizes.sizes_of_loader`; None for one batch, and
         where nobody can tell.
     """
-    source = trainer.fit_loop._data_source
     try:
-        loader: Any = source.dataloader() if source.is_defined() else None
+        loader = _loader_of(trainer)
         if isinstance(loader, (dict, list, tuple)) or len(loader) < 2:
             return None
     except Exception:  # a loader without a length, or with none before it is begun
         return None
     return sizes_of_loader(loader)
+
+
+def _loader_of(trainer: Any) -> Any:
+    source = trainer.fit_loop._data_source  # there is no public way to it before the loop starts
+    return source.dataloader() if source.is_defined() else None
 
 
 def _can_be_read_twice(loader: Any) -> bool:

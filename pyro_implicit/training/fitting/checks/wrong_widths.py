@@ -94,13 +94,8 @@ def wrong_widths(
                     return []
                 draws, log_density = drawn
                 joint.check_deterministic(draws[0], "")  # another subsample at each call
-                values, log_joint = _at(joint, draws, max(1, _MAX_NUMBERS_PER_CHUNK // size))
-                log_ratios = (log_joint - log_density).double()
-                if _is_rounding(joint, draws, log_joint, log_ratios):
-                    exact = MappedDensity(joint)(draws[:_MIN_DRAWS]).nan_to_num(nan=-math.inf)
-                    log_ratios = exact - log_density[:_MIN_DRAWS]
-                    values = {name: value[:_MIN_DRAWS] for name, value in values.items()}
-                    log_ratios, num_draws = log_ratios.double(), _MIN_DRAWS
+                values, log_ratios = _weighed(joint, draws, log_density, size)
+                num_draws = len(log_ratios)
                 weights = _truncated(log_ratios)
     except (ImplicitError, RuntimeError, ValueError, ArithmeticError):
         return []  # a model that does not vectorise, or without a density at all points
@@ -170,6 +165,19 @@ def _at(joint: LogJoint, draws: Tensor, at_once: int) -> tuple[dict[str, Tensor]
     return values, log_joint.nan_to_num(nan=-math.inf)
 
 
+def _weighed(
+    joint: LogJoint, draws: Tensor, log_density: Tensor, size: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Values by site and log-ratios, in double precision of fewer draws where single one rounds."""
+    values, log_joint = _at(joint, draws, max(1, _MAX_NUMBERS_PER_CHUNK // size))
+    log_ratios = (log_joint - log_density).double()
+    if not _is_rounding(joint, draws, log_joint, log_ratios):
+        return values, log_ratios
+    exact = MappedDensity(joint)(draws[:_MIN_DRAWS]).nan_to_num(nan=-math.inf)
+    values = {name: value[:_MIN_DRAWS] for name, value in values.items()}
+    return values, exact.double() - log_density[:_MIN_DRAWS]
+
+
 def _is_rounding(joint: LogJoint, draws: Tensor, log_joint: Tensor, log_ratios: Tensor) -> bool:
     """
     Whether single precision does not tell the weights that count, or those that lower the bound.
@@ -221,15 +229,12 @@ def _ratios(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def _clamped(draws: Tensor, weights: Tensor) -> Tensor:
     """Draws without the tails far outside of where guide or posterior have their bulk."""
     values, order = draws.sort(0)
-    even = torch.full_like(weights, 1 / len(weights))
-    bulk = torch.zeros_like(values[0])
-    for share in (even, weights):
-        reached = share[order].cumsum(0)
-        low, high = (
-            values.gather(0, (reached < at).sum(0, keepdim=True).clamp(max=len(values) - 1))[0]
-            for at in (NormalDist().cdf(-1.0), NormalDist().cdf(1.0))
-        )
-        bulk = torch.maximum(bulk, 0.5 * (high - low))
+    reached, last = weights[order].cumsum(0).mT.contiguous(), len(values) - 1
+    ends = []
+    for at in (NormalDist().cdf(-1.0), NormalDist().cdf(1.0)):
+        index = torch.searchsorted(reached, torch.full_like(reached[:, :1], at)).clamp(max=last)
+        ends.append(torch.stack([values[int(at * last)], values.gather(0, index.mT)[0]]))
+    bulk = 0.5 * (ends[1] - ends[0]).amax(0)
     middle, far = values[len(values) // 2], _MAX_DEVIATIONS_FROM_MEDIAN * bulk
     return draws.clamp(middle - far, middle + far)
 
