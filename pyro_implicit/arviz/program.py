@@ -300,7 +300,7 @@ class Program:
         if is_factor_of_rows(site):
             self.factors.add(site["name"])
             return
-        if is_auxiliary(site):
+        if is_auxiliary(site) and site["name"] not in draw:
             return
         run.sites[site["name"]] = described = _describe(site, draw)
         if described.kind == "latent":

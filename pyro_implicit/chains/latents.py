@@ -12,6 +12,7 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import init_to_median
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_sample
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_implicit._few import few_of
@@ -124,7 +125,7 @@ def _run(model: Model, init: Callable[..., Tensor], args: Any, kwargs: Any) -> A
 
 def _latents(trace: Any) -> list[dict[str, Any]]:
     """The latents that chains move: all but those that are summed out."""
-    nodes = [node for _, node in trace.iter_stochastic_nodes() if not is_auxiliary(node)]
+    nodes = [node for _, node in trace.iter_stochastic_nodes() if not site_is_subsample(node)]
     return [node for node in nodes if not is_summed_out(node)]
 
 

@@ -19,7 +19,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.autoguide.initialization import init_to_value
 from pyro.infer.reparam import LocScaleReparam
 
-from pyro_implicit import HyperNetworkGuide
+from pyro_implicit import HyperNetworkGuide, refine
 from pyro_implicit.arviz.compatibility import arviz_line, import_arviz
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.exceptions import ArgumentError, SiteError
@@ -262,6 +262,24 @@ def test_a_reparameterised_site_is_in_the_posterior_not_in_the_data():
     )
     prior = data["prior"]
     assert np.array_equal(prior["theta"].dims, posterior["theta"].dims)
+
+
+def test_a_latent_of_the_model_that_is_marked_auxiliary_is_a_latent():
+    """The mark is for variables of a guide's own; a prior cannot be left out by it."""
+
+    def marked(x, y=None):
+        prior = dist.Normal(torch.zeros(2), 1.0).to_event(1)
+        w = pyro.sample("w", prior, infer={"is_auxiliary": True})
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    own = HyperNetworkGuide(marked, init_from=None).setup(X, Y)
+    data = to_arviz(marked, own, X, Y, num_samples=6)
+    mean = values(data, "posterior", "w") @ X.numpy().T
+    expected = normal_log_prob(Y.numpy(), mean, 1.0)
+    assert np.allclose(values(data, "log_likelihood", "y"), expected, atol=1e-4)
+    chains = refine(marked, own, X, Y, num_chains=1, num_steps=20, progress=False)
+    assert set(chains.draws) == {"w"}
 
 
 def test_a_minibatch_has_the_densities_of_its_rows():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -267,8 +268,10 @@ def _logsumexp(
     """Pyro's contraction of one group, with the plates in their dimensions."""
     tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
     dim_to_size: dict[str, int] = {}
+    dtypes = [factor.log_prob.dtype for factor in group]
+    dtype = functools.reduce(torch.promote_types, dtypes)
     for factor in group:
-        tree.setdefault(factor.ordinal, []).append(factor.log_prob)
+        tree.setdefault(factor.ordinal, []).append(_in_numbers_of(factor.log_prob, dtype))
         dim_to_size.update(zip(factor.log_prob._pyro_dims, factor.log_prob.shape, strict=True))
     try:
         with shared_intermediates() as cache, mappable_logarithm():
@@ -283,3 +286,12 @@ def _logsumexp(
     ((term,),) = contracted.values()
     unpacked: Tensor = packed.unpack(term, trace.symbol_to_dim)
     return unpacked
+
+
+def _in_numbers_of(term: Tensor, dtype: torch.dtype) -> Tensor:
+    """A packed tensor in another precision, which the contraction does not do by itself."""
+    if term.dtype == dtype:
+        return term
+    moved = term.to(dtype)
+    moved._pyro_dims = term._pyro_dims  # type: ignore[attr-defined]
+    return moved

@@ -161,14 +161,14 @@ def _other_arguments(error: Exception) -> ArgumentError | None:
 def _no_tensors(
     error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ArgumentError | None:
-    """An argument is an array, a table, a list or a number, which models rarely expect."""
+    """An argument is an array, a table, a list, a number or a text: models rarely expect it."""
     named = named_arguments(args, kwargs)
     others = {
         name: value
         for name, value in named.items()
         if _is_array(value, str(error))
-        or (_is_number(value) and f"{type(value).__name__!r} object has no attr" in str(error))
-        or (isinstance(value, (list, tuple)) and repr(type(value).__name__) in str(error))
+        or (_is_number(value) and _is_told_of(value, str(error)))
+        or (isinstance(value, (list, str, tuple)) and repr(type(value).__name__) in str(error))
     }
     if not others:
         return _packed(error, args)
@@ -286,6 +286,12 @@ def _is_array(value: Any, said: str) -> bool:
             and isinstance(value[0], (int, float, str, list, tuple))
         )
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def _is_told_of(value: Any, said: str) -> bool:
+    """Whether a message says that something of this type lacks what a tensor has."""
+    kind = re.escape(repr(type(value).__name__))
+    return re.search(rf"{kind} object (has no attr|is not)|of type {kind} has no", said) is not None
 
 
 def _is_number(value: Any) -> bool:

@@ -174,3 +174,22 @@ def test_pyros_own_objective_is_kept_from_it_too() -> None:
     guide = AutoNormal(poutine.block(indexed, expose=["m"]))
     with pytest.raises(SiteError, match="no probability of it"):
         fit(indexed, guide, GROUP, Y, num_steps=2, progress=False)
+
+
+def test_a_sum_over_numbers_of_two_precisions_is_that_of_the_finer() -> None:
+    """Data in double precision beside probabilities in single one."""
+    group, y = torch.tensor([0, 0, 1]), torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+
+    def mixed(group: Tensor, y: Tensor) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            z = pyro.sample("z", dist.Bernoulli(torch.tensor(0.5)), infer=ENUMERATE)
+            pyro.sample("y", dist.Normal(m * z, 1.0), obs=y)
+
+    u = torch.tensor([0.7])
+    found = log_joint(mixed, u, group, y)
+    rows = torch.stack([dist.Normal(u * k, 1.0).log_prob(y) for k in (0.0, 1.0)]).logsumexp(0)
+    expected = dist.Normal(0.0, 1.0).log_prob(u).sum() + (rows + torch.tensor(0.5).log()).sum()
+    assert torch.allclose(found.double(), expected.double(), atol=1e-5)
+    guide = HyperNetworkGuide(poutine.block(mixed, hide=["z"]), init_from=None)
+    assert LinearisedELBO(2).loss(mixed, guide, group, y) < float("inf")

@@ -393,6 +393,27 @@ def test_lists_of_numbers_are_to_blame_for_what_torch_says_of_entries(
         use(values)
 
 
+@pytest.mark.parametrize(
+    ("value", "use"),
+    [
+        ("rows.csv", lambda x: x @ torch.ones(2)),
+        (3, lambda x: len(x)),
+        (3.0, lambda x: x[0]),
+        (3, lambda x: list(x)),
+        (3.0, lambda x: x.shape),
+    ],
+)
+def test_numbers_and_texts_are_to_blame_for_what_tensors_have(value: Any, use: Any) -> None:
+    kind = f"argument 0 is a {type(value).__name__}, and the model says"
+    with pytest.raises(ArgumentError, match=kind), explained_errors((value,), {}):
+        use(value)
+
+
+def test_a_number_is_not_to_blame_for_the_type_of_another() -> None:
+    with pytest.raises(TypeError, match="'str'"), explained_errors((3,), {}):
+        "rows.csv" @ torch.ones(2)  # type: ignore[operator]
+
+
 def test_libraries_are_folders_and_not_what_their_names_begin() -> None:
     beside = f"{explained_errors_file._LIBRARY_FOLDERS[-1].rstrip(os.sep)}_projects/model.py"
     for place, kind in ((beside, RuntimeError), (pyro.__file__, ArgumentError)):
