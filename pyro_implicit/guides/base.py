@@ -31,7 +31,7 @@ from pyro_implicit.guides.argument_dims import shapes_of_arguments
 from pyro_implicit.guides.diverged import refuse_spoilt_draws
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.first_call import FirstCall
-from pyro_implicit.guides.held_data import HeldData
+from pyro_implicit.guides.held_data import HeldData, model_of
 from pyro_implicit.guides.initialization.auto import MAX_LATENTS_FOR_HESSIAN, auto_start
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart, gaussian_start
 from pyro_implicit.guides.initialization.network import is_network
@@ -55,6 +55,7 @@ from pyro_implicit.handlers.flat_latents import by_site
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.called_networks import CalledNetworks
 from pyro_implicit.handlers.networks.still_statistics import still_statistics
+from pyro_implicit.handlers.rows.numbered_rows import TakesDataByNumbers
 from pyro_implicit.handlers.rows.own_subsample import RowsOfABatch, sizes_of_arguments
 from pyro_implicit.handlers.rows.same_rows import fingerprint
 
@@ -452,7 +453,10 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
     def _shared_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The plates that guide and model share, whose rows this guide knows by their numbers."""
         named = {frame.name for site in self._sites or () for frame in site.frames}
-        with RowsOfABatch(named, sizes_of_arguments(args, kwargs) if named else ()):
+        sizes = sizes_of_arguments(args, kwargs) if named else ()
+        known = self.__dict__.setdefault("_plates_of_data", {})
+        by_numbers = TakesDataByNumbers(model_of(self), args, kwargs, known)
+        with RowsOfABatch(named, sizes, by_numbers):
             return dict(self._create_plates(*args, **kwargs))  # type: ignore[no-untyped-call]
 
     def _sample_flat(

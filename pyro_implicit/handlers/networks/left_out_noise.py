@@ -33,15 +33,31 @@ class LeftOutNoise(TorchFunctionMode):
 
     Within ``evaluation_mode`` these are those that the methods of a module call which was in
     training mode before: layers, and functions that a network's own ``self.training`` is handed to.
+    A function that is told so by anything else makes no noise in training mode either, which
+    :meth:`only_where` tells by a second run.
 
+    :param bool is_heard: whether to note functions that do make noise instead, of any module.
     :ivar dict layers: the layers that are nothing but such a function.
-    :ivar dict functions: what the others are called, in the order of the calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_heard: bool = False) -> None:
         super().__init__()
+        self.is_heard = is_heard
         self.layers: dict[nn.Module, None] = {}
-        self.functions: dict[str, None] = {}
+        self._calls: dict[tuple[Callable[..., Any], nn.Module], None] = {}
+
+    @property
+    def functions(self) -> list[str]:
+        """What functions that are no layers are called, in the order of the calls."""
+        return list(dict.fromkeys(f"F.{func.__name__}" for func, _ in self._calls))
+
+    def only_where(self, heard: LeftOutNoise) -> None:
+        """
+        Forgets functions that make no noise in training mode either.
+
+        :param LeftOutNoise heard: what was noted of a run in the networks' own modes.
+        """
+        self._calls = {call: None for call in self._calls if call in heard._calls}
 
     def __torch_function__(
         self,
@@ -53,10 +69,10 @@ class LeftOutNoise(TorchFunctionMode):
         options = dict(kwargs or {})
         if func in _POSITIONS_OF_P_AND_TRAINING:
             where, training = _POSITIONS_OF_P_AND_TRAINING[func]
-            is_off = not _given(args, options, training, "training", True)
+            is_on = bool(_given(args, options, training, "training", True))
             rate = 1.0 if where is None else _given(args, options, where, "p", 0.5)
-            module = _caller() if is_off and rate else None
-            if module is not None and was_training(module):
+            module = _caller() if rate and is_on == self.is_heard else None
+            if module is not None and (self.is_heard or was_training(module)):
                 self._note(func, module)
         return func(*args, **options)
 
@@ -64,7 +80,7 @@ class LeftOutNoise(TorchFunctionMode):
         if is_random_function(module):
             self.layers[module] = None
         else:
-            self.functions[f"F.{func.__name__}"] = None
+            self._calls[func, module] = None
 
 
 def _caller() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pyro.poutine.messenger import Messenger
@@ -92,15 +92,23 @@ class RowsOfABatch(Messenger):
     Refuses plates that number the rows of a batch at random, for guides with latents of each row.
 
     Such a plate shows as many rows as the arguments have, so that these are the rows, while the
-    numbers that it draws are those of others.
+    numbers that it draws are those of others. A plate by whose numbers the model takes its data
+    shows the same number by chance.
 
     :param plates: names of the plates whose rows have latents.
     :param sizes: numbers of rows of the arguments.
+    :param takes_data_by: tells by its name whether the model takes its data by a plate's numbers;
+        asked only where there is something to refuse.
     """
 
-    def __init__(self, plates: Collection[str], sizes: Collection[int]) -> None:
+    def __init__(
+        self,
+        plates: Collection[str],
+        sizes: Collection[int],
+        takes_data_by: Callable[[str], bool],
+    ) -> None:
         super().__init__()
-        self.plates, self.sizes = plates, sizes
+        self.plates, self.sizes, self.takes_data_by = plates, sizes, takes_data_by
 
     def _pyro_sample(self, msg: Any) -> None:
         if not site_is_subsample(msg) or msg["value"] is not None or msg["name"] not in self.plates:
@@ -108,7 +116,8 @@ class RowsOfABatch(Messenger):
         shown, size = msg["fn"].subsample_size, msg["fn"].size
         if shown is None or shown >= size or shown not in self.sizes:
             return
-        refuse_random_rows(msg)
+        if not self.takes_data_by(msg["name"]):
+            refuse_random_rows(msg)
 
 
 def refuse_random_rows(site: Any) -> None:

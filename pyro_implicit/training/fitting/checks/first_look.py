@@ -90,8 +90,10 @@ def first_look(
         with unseen_run(warns=True), torch.no_grad(), look.listening():
             with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
                 Replicates()(model)(*args, **kwargs)
-                look.warnings.extend(_random_layers(silenced, noise))
                 note_told(silenced.values())
+        if noise.functions:
+            _keep_those_heard(noise, model, args, kwargs)
+        look.warnings.extend(_random_layers(silenced, noise))
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:
             in_plate = next((text for text in look.said if WORDS_OF_PLATE_WARNING in text), None)
@@ -203,6 +205,18 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
     except Exception:  # another error than the one that is to be told
         return ""
     return ""
+
+
+def _keep_those_heard(
+    noise: LeftOutNoise, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """By a run in the networks' own modes, if there can be one at draws of the prior."""
+    with unseen_run(), torch.no_grad(), LeftOutNoise(is_heard=True) as heard:
+        try:
+            Replicates()(model)(*args, **kwargs)
+        except Exception:  # such as a batch norm of one row
+            return
+    noise.only_where(heard)
 
 
 def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> list[str]:

@@ -11,12 +11,17 @@ from pyro import poutine, validation_enabled
 from pyro.infer.autoguide import AutoCallable, AutoGuide, AutoGuideList
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.members import members_of
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
+from pyro_implicit.handlers.rows.numbered_rows import (
+    NumberedRows,
+    are_same,
+    takes_data_by_numbers,
+)
 from pyro_implicit.handlers.rows.own_subsample import refuse_random_rows, sizes_of_arguments
 from pyro_implicit.objectives.particles.particle import sample_nodes
 
@@ -57,7 +62,7 @@ def check_random_rows(model: Any, guide: Any, args: Any, kwargs: Mapping[str, An
                 plate
                 for plate in _plates_of_batches(drawn, sizes)
                 if _is_automatic(guide, [plate]) or _follows(guide, trace, [plate], args, kwargs)
-                if not _takes_data_by(model, [plate], args, kwargs)
+                if not takes_data_by_numbers(model, [plate], args, kwargs)
             ]
             if not wrong:
                 return
@@ -100,35 +105,13 @@ def _follows(
     """
 
     def latents(last: bool) -> list[Any]:
-        with RandomStream(0), _Numbered(plates, last):
+        with RandomStream(0), NumberedRows(plates, last):
             nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
         return [one["value"] for one in nodes.values() if not site_is_subsample(one)]
 
     with _moved_apart(guide, trace), validation_enabled(False):  # a scale may become negative
         first, again, other = latents(False), latents(False), latents(True)
-    return _are_same(first, again) and not _are_same(first, other)
-
-
-def _takes_data_by(
-    model: Any, plates: Collection[str], args: Any, kwargs: Mapping[str, Any]
-) -> bool:
-    """Whether what the model observes, in some plates, is chosen by the numbers of these."""
-    found = []
-    for last in (False, True):
-        with RandomStream(0), _Numbered(plates, last):
-            nodes = sample_nodes(poutine.trace(model).get_trace(*args, **kwargs))
-        around = [
-            one["value"]
-            for one in nodes.values()
-            if one["is_observed"] and any(f.name in plates for f in one["cond_indep_stack"])
-        ]
-        found.append(around)
-    return not _are_same(*found)
-
-
-def _are_same(some: list[Any], others: list[Any]) -> bool:
-    pairs = zip(some, others, strict=True)
-    return all(not isinstance(a, Tensor) or torch.equal(a, b) for a, b in pairs)
+    return are_same(first, again) and not are_same(first, other)
 
 
 @contextmanager
@@ -159,18 +142,3 @@ class _PassedNumbers(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg) and msg["value"] is not None:
             self.plates.add(msg["name"])
-
-
-class _Numbered(Messenger):
-    """Takes the first rows of some plates, or the last."""
-
-    def __init__(self, plates: Collection[str], last: bool) -> None:
-        super().__init__()
-        self.plates, self.last = plates, last
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.plates and site_is_subsample(msg) and msg["value"] is None:
-            fn = msg["fn"]
-            begin = fn.size - fn.subsample_size if self.last else 0
-            msg["value"] = begin + torch.arange(fn.subsample_size)
-            msg["done"] = True

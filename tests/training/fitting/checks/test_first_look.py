@@ -310,8 +310,10 @@ def test_noise_of_a_dropout_that_predictions_do_not_have(kind: str, match: str) 
     first_look(dropping, (X, Y), {})
 
 
-@pytest.mark.parametrize("kind", ["always", "no rate"])
-def test_noise_that_stays_and_layers_that_are_not_called_are_not_told(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["always", "no rate", "off"])
+def test_noise_that_stays_or_never_comes_and_layers_that_are_not_called_are_not_told(
+    kind: str,
+) -> None:
     """The network has a layer of dropout, which it does not call."""
     first_look(_dropping(kind)[0], (X, Y), {})
 

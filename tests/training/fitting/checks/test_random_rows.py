@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoMultivariateNorma
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_implicit import ConditionalHyperNetworkGuide, LightningVI, fit
+from pyro_implicit import ConditionalHyperNetworkGuide, HyperNetworkGuide, LightningVI, fit
 from pyro_implicit.exceptions import SiteError
 from pyro_implicit.objectives import IWAE
 from pyro_implicit.training.fitting.checks.random_rows import check_random_rows
@@ -195,6 +195,16 @@ def test_another_argument_of_as_many_numbers_is_no_batch() -> None:
             pyro.sample("y", dist.Normal(w.sum() * x[some] + z, 1.0), obs=y[some])
 
     fit(own, AutoNormal(own), X, Y, torch.zeros(5), objective=Trace_ELBO(), **OPTIONS)
+
+    def some_rows(*_: Any) -> Any:
+        return pyro.plate("data", NUM, subsample_size=5)
+
+    guide = HyperNetworkGuide(own, create_plates=some_rows, init_from=None)
+    fit(own, guide, X, Y, torch.zeros(5), **OPTIONS)
+    guide._model = None  # as of one that is loaded: sizes are all that is known
+    guide._plates_of_data.clear()
+    with pytest.raises(SiteError, match="latents of each row of plate 'data'"):
+        fit(own, guide, X, Y, torch.zeros(5), **OPTIONS)
 
 
 def test_lightning_refuses_them_too() -> None:
