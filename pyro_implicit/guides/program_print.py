@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import inspect
+from collections.abc import Iterator
 from functools import partial
 from types import CodeType
 from typing import Any
 
+import numpy as np
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.infer_config_messenger import InferConfigMessenger
@@ -16,7 +19,7 @@ from torch import nn
 __all__ = ["print_of_program", "unconditioned"]
 
 _HOLDING = (ConditionMessenger, InitMessenger)
-_PLAIN = (int, float, complex, str, bytes, type(None))
+_PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
 _SWITCHES = (bool, str, bytes, type(None))  # numbers may count what a method does
 _MARKING = (InferConfigMessenger,)  # such as config_enumerate: neither hides nor adds a site
 
@@ -38,23 +41,30 @@ def print_of_program(model: Any) -> str | None:
     A function's is of its instructions, names, constants, defaults, and the plain values and
     functions that it closes over; that of an object of its ``forward`` or ``__call__``, and of the
     plain values among its attributes and its submodules'; that of a method of its object's switches
-    and texts as well. Lists and dictionaries, which a run may change, and what these call otherwise
-    are not looked at.
+    and texts as well. What the program itself writes, as one that counts its runs, lists and
+    dictionaries, which a run may change, and what these call otherwise are not looked at.
 
     :param model: a Pyro model.
-    :returns: hexadecimal digits; None of what has no instructions of its own, or is within a
-        handler that may hide sites.
+    :returns: hexadecimal digits; None of what has no instructions of its own, of values without
+        an end, or within a handler that may hide sites.
     """
     bare = _without(model, (*_HOLDING, *_MARKING))
     if isinstance(getattr(bare, "func", None), partial):  # another handler, with the model in it
         return None
     digest = hashlib.sha256()
+    try:
+        return digest.hexdigest() if _take_program(bare, digest) else None
+    except RecursionError:
+        return None
+
+
+def _take_program(bare: Any, digest: Any) -> bool:
     if inspect.ismethod(bare):
         _take_attributes(bare.__self__, digest, _SWITCHES)
     elif not inspect.isfunction(bare):
         _take_attributes(bare, digest)
         bare = type(bare).forward if isinstance(bare, nn.Module) else type(bare).__call__
-    return digest.hexdigest() if _take_function(bare, digest, set()) else None
+    return _take_function(bare, digest, {})
 
 
 def _without(model: Any, kinds: tuple[type, ...]) -> Any:
@@ -66,51 +76,90 @@ def _without(model: Any, kinds: tuple[type, ...]) -> Any:
     return model
 
 
-def _take_function(function: Any, digest: Any, seen: set[int]) -> bool:
+def _take_function(function: Any, digest: Any, seen: dict[int, int]) -> bool:
     """Adds a function, and those that it closes over; False if it has no instructions."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return False
     if id(function) in seen:
+        digest.update(f"function {seen[id(function)]} again;".encode())
         return True
-    seen.add(id(function))
+    seen[id(function)] = len(seen)
     _take(code, digest)
     function = getattr(function, "__func__", function)
     by_name = sorted((function.__kwdefaults__ or {}).items())
     _take_value((function.__defaults__, *by_name), digest, seen)
-    for cell in function.__closure__ or ():
+    written = set(_written("STORE_DEREF", code))
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             value = cell.cell_contents
         except ValueError:  # of a name that has no value yet
             continue
-        _take_value(value, digest, seen)
+        if name not in written:
+            _take_value(value, digest, seen)
     return True
 
 
-def _take_value(value: Any, digest: Any, seen: set[int]) -> None:
+def _written(operation: str, code: CodeType) -> Iterator[str]:
+    """Names that a program writes by some operation, in functions within it too."""
+    for one in dis.get_instructions(code):
+        if one.opname == operation:
+            yield one.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _written(operation, constant)
+
+
+def _take_value(value: Any, digest: Any, seen: dict[int, int]) -> None:
     """Adds what is plain, what it is made of, and functions; nothing of anything else."""
     if isinstance(value, _PLAIN):
-        digest.update(f"{value!r};".encode())
+        digest.update(f"{_text(value)};".encode())
     elif isinstance(value, tuple):
         digest.update(f"tuple of {len(value)}:".encode())
         for one in value:
             _take_value(one, digest, seen)
     elif isinstance(value, frozenset):  # in an order that each process has for itself
-        plain = sorted(repr(one) for one in value if isinstance(one, _PLAIN))
-        _take_value(tuple(plain), digest, seen)
+        _take_value(_text(value), digest, seen)
     elif isinstance(value, partial):
         _take_value((value.func, value.args, *sorted(value.keywords.items())), digest, seen)
     elif inspect.isfunction(value) or inspect.ismethod(value):
         _take_function(value, digest, seen)
 
 
+def _text(value: Any) -> str:
+    """The same in each process, of what is plain and of what is made of it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return hex(value)  # of any length, which decimal digits are not
+    if isinstance(value, frozenset):  # in an order that each process has for itself
+        return f"frozenset({sorted(map(_text, value))})"
+    if isinstance(value, tuple):
+        return f"tuple({list(map(_text, value))})"
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__
+
+
 def _take_attributes(program: Any, digest: Any, kinds: tuple[type, ...] = _PLAIN) -> None:
     """Adds plain values that an object, or a module and those within it, goes by."""
-    parts = program.modules() if isinstance(program, nn.Module) else [program]
-    for part in parts:
+    is_module = isinstance(program, nn.Module)
+    parts = program.named_modules() if is_module else [("", program)]
+    for place, part in parts:
+        digest.update(f"{place}: {type(part).__qualname__};".encode())
+        written = _written_by_methods(type(part))
         for name, value in sorted(getattr(part, "__dict__", {}).items()):
-            if isinstance(value, kinds) and name != "training" and not name.startswith("_"):
-                digest.update(f"{name}={value!r};".encode())
+            is_kept = name not in written and name != "training" and not name.startswith("_")
+            if is_kept and isinstance(value, kinds):
+                digest.update(f"{name}={_text(value)};".encode())
+
+
+def _written_by_methods(kind: type) -> set[str]:
+    """Attributes that methods of a class write, once its objects are made."""
+    methods = [
+        method
+        for base in kind.__mro__
+        if not base.__module__.startswith(("torch.", "pyro."))
+        for name, method in vars(base).items()
+        if inspect.isfunction(method) and name not in ("__init__", "__post_init__")
+    ]
+    return {name for one in methods for name in _written("STORE_ATTR", one.__code__)}
 
 
 def _take(code: CodeType, digest: Any) -> None:
@@ -118,6 +167,6 @@ def _take(code: CodeType, digest: Any) -> None:
         if isinstance(constant, CodeType):  # of a function within
             _take(constant, digest)
         else:
-            _take_value(constant, digest, set())
+            _take_value(constant, digest, {})
     names = (*code.co_names, *code.co_varnames, *code.co_freevars)
     digest.update("\n".join(names).encode() + code.co_code)

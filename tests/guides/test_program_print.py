@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -60,6 +61,9 @@ def _by_name(value):
     return model
 
 
+FIRST, SECOND = _by_default(3), _by_default(4)
+
+
 class _Holder:
     def __init__(self, value):
         self.value = value
@@ -77,6 +81,11 @@ class _Holder:
         (frozenset("ab"), frozenset("ac")),
         (partial(max, 1), partial(max, 2)),
         (_by_default(1), _by_default(2)),
+        (np.float32(1), np.float32(2)),
+        (frozenset([("a", 1)]), frozenset([("b", 2)])),
+        ((FIRST, FIRST, SECOND), (FIRST, SECOND, FIRST)),
+        ((FIRST, SECOND, FIRST), (FIRST, SECOND, SECOND)),
+        ((10**5000,), (10**5000 + 1,)),
     ],
 )
 def test_values_that_a_program_goes_by_are_part_of_it(value, other):
@@ -107,10 +116,56 @@ def test_what_a_run_changes_is_no_part_of_it():
             self.count += 1
             return x
 
-    for program in (model, Counting().model):
+        __call__ = model
+
+    class CountingModule(PyroModule):
+        rows = 0
+
+        def forward(self, x):
+            self.rows += 1
+            return x
+
+    number = 0
+
+    def by_name(x):
+        nonlocal number
+        number += 1
+        return x
+
+    def inside(x):
+        return by_name(x)
+
+    programs = (model, Counting().model, Counting(), CountingModule(), by_name, inside)
+    for program in programs:
+        program(1)
         before = print_of_program(program)
         program(1)
         assert print_of_program(program) == before is not None
+
+
+def test_layers_of_another_kind_are_another_program():
+    class Model(PyroModule):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x)
+
+    tanh, again, sigmoid = (
+        print_of_program(Model(one())) for one in (torch.nn.Tanh, torch.nn.Tanh, torch.nn.Sigmoid)
+    )
+    assert tanh == again != sigmoid
+
+
+def test_values_without_an_end_have_no_print():
+    deep = ()
+    for _ in range(5000):
+        deep = (deep,)
+    itself = partial(max)
+    itself.__setstate__((max, (itself,), {}, {}))
+    for value in (deep, itself):
+        assert print_of_program(_closing_over(value)) is None
 
 
 def test_sets_have_one_print_in_each_process():
