@@ -86,10 +86,15 @@ def first_batch(trainer: Any) -> Any:
     """
     The first batch that the trainer would train on; loader and random state stay as they were.
 
-    :raises ArgumentError: if the loader is none that a batch can be taken from beforehand.
+    So do the generators of a loader and of torch's samplers; a sampler of one's own with a state is
+    begun once more.
+
+    :raises ArgumentError: if the loader is none that a batch can be taken from beforehand, or has
+        no batch.
     """
     loader = _loader_of(trainer)
     random = read_random_state()
+    generators = [(one, one.get_state()) for one in _generators_of(loader)]
     place = loader.state_dict() if hasattr(loader, "state_dict") else None
     try:
         if not _can_be_read_twice(loader):
@@ -98,11 +103,30 @@ def first_batch(trainer: Any) -> Any:
                 f"are a {type(loader).__name__}, not one loader that can be read twice. Give one "
                 "batch: LightningVI(..., example=batch)."
             )
-        return next(iter(loader))
+        return _first_of(loader)
     finally:
         write_random_state(random)
+        for generator, state in generators:
+            generator.set_state(state)
         if place is not None:
             loader.load_state_dict(place)
+
+
+def _first_of(loader: Any) -> Any:
+    for batch in loader:
+        return batch
+    raise ArgumentError(
+        "the training loader has no batch: the data have no rows, or fewer than batch_size with "
+        "drop_last=True."
+    )
+
+
+def _generators_of(loader: Any) -> list[torch.Generator]:
+    """Those that a loader of torch and its samplers draw from."""
+    batches = getattr(loader, "batch_sampler", None)
+    places = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 def another_batch(trainer: Any) -> Any:

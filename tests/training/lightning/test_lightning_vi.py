@@ -670,16 +670,36 @@ class Batches(pl.Callback):
         self.seen.append(batch[0])
 
 
-@pytest.mark.parametrize("cls", [DataLoader, ResumableLoader])
-def test_the_warm_up_does_not_change_what_the_loader_gives(cls):
+@pytest.mark.parametrize(
+    ("cls", "has_generator"), [(DataLoader, False), (DataLoader, True), (ResumableLoader, False)]
+)
+def test_the_warm_up_does_not_change_what_the_loader_gives(cls, has_generator):
+    """The epoch is that of a loader that nobody has looked at."""
+    given = [None, data()[:BATCH]]
     seen = []
-    for example in (None, data()[:BATCH]):
+    for example in given:
         vi = fit_module(example=example, seed=1)
         vi.guide.setup(*data()[:BATCH])
         batches = Batches()
-        trainer(max_steps=2, callbacks=[batches]).fit(vi, loader(cls=cls))
+        options = {"generator": torch.Generator().manual_seed(5)} if has_generator else {}
+        trainer(max_steps=2, callbacks=[batches]).fit(vi, loader(cls=cls, **options))
         seen.append(torch.cat(batches.seen))
     assert torch.equal(*seen)
+    if has_generator:
+        unseen = list(loader(cls=cls, generator=torch.Generator().manual_seed(5)))
+        assert torch.equal(seen[0], torch.cat([batch[0] for batch in unseen[:2]]))
+
+
+@pytest.mark.parametrize("example", [None, data()[:BATCH]])
+@pytest.mark.filterwarnings("ignore:Total length of `DataLoader` across ranks is zero")
+def test_a_loader_without_a_batch_is_told_before_training(example):
+    empty = loader(data()[:3], cls=DataLoader, drop_last=True)
+    vi = fit_module(example=example)
+    if example is None:
+        with pytest.raises(ArgumentError, match="has no batch: the data have no rows, or fewer"):
+            trainer().fit(vi, empty)
+    else:  # Lightning trains nothing, and says so
+        trainer().fit(vi, empty)
 
 
 @pytest.mark.parametrize(
