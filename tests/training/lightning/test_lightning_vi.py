@@ -691,7 +691,7 @@ def test_the_warm_up_does_not_change_what_the_loader_gives(cls, has_generator):
 
 
 @pytest.mark.parametrize("example", [None, data()[:BATCH]])
-@pytest.mark.filterwarnings("ignore:Total length of `DataLoader` across ranks is zero")
+@pytest.mark.filterwarnings("ignore:Total length of `.*` across ranks is zero")
 def test_a_loader_without_a_batch_is_told_before_training(example):
     empty = loader(data()[:3], cls=DataLoader, drop_last=True)
     vi = fit_module(example=example)

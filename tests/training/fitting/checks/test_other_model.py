@@ -45,6 +45,29 @@ def test_its_model_does_not_run(kind: Any, other: Any) -> None:
         fit(line, kind(other), X, Y, num_steps=2, progress=False)
 
 
+@pytest.mark.parametrize("kind", [HyperNetworkGuide, AutoNormal])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_its_latents_have_other_shapes(kind: Any, is_loaded: bool) -> None:
+    """Which the model indexes before anybody compares them."""
+
+    def number(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x[:, 0] * w, 1.0), obs=y)
+
+    def indexed(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x[:, 0] * w[..., 0] + w[..., 1], 1.0), obs=y)
+
+    guide = kind(number)
+    guide(X, Y)
+    if is_loaded and kind is HyperNetworkGuide:
+        guide = kind.from_state_dict(guide.state_dict())
+    with pytest.raises(ShapeError, match=r"latent 'w' has shape \(2,\) in the model"):
+        fit(indexed, guide, X, Y, num_steps=2, progress=False)
+
+
 @pytest.mark.filterwarnings("ignore:Found")
 def test_it_draws_nothing_of_the_model() -> None:
     with pytest.raises(SiteError, match=r"the guide draws \['v'\], none of which"):
