@@ -68,6 +68,8 @@ class BayesianModule(nn.Module):
 
     *BatchNorm* and others with running statistics: they are no parameters, so never latent. In
     training mode one draw at a time updates them (in the copy) as usual; several draws are refused.
+    Behind weights that are drawn they are an average over draws that fits none, and predictions are
+    worse than the fit: take LayerNorm or GroupNorm.
 
     :param torch.nn.Module module: the network, already initialised (no lazy parameters).
     :param prior: one of

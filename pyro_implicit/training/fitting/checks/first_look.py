@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.infer.util import is_validation_enabled, validation_enabled
-from torch import nn
 
 from pyro_implicit._warn import warn
 from pyro_implicit.bayesian.vectorization import WORDS_OF_PLATE_WARNING
@@ -27,12 +26,6 @@ from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.masked_latents import warning_of_masked_latent
 from pyro_implicit.handlers.masks.missing_data import missing_data
 from pyro_implicit.handlers.masks.replicates import Replicates
-from pyro_implicit.handlers.networks.evaluation_mode import (
-    evaluation_mode,
-    is_random_function,
-    note_told,
-)
-from pyro_implicit.handlers.networks.left_out_noise import LeftOutNoise
 from pyro_implicit.handlers.observations.data_use import CALL_WITH_BATCHES, DataUse
 from pyro_implicit.handlers.observations.large_numbers import warning_of_rounding
 from pyro_implicit.handlers.observations.observed_shape import (
@@ -47,6 +40,7 @@ from pyro_implicit.handlers.rows.row_slices import is_cut, number_of_rows
 from pyro_implicit.handlers.supports.support_edge import warning_of_edge
 from pyro_implicit.handlers.wrapped import is_of_library
 from pyro_implicit.training.fitting.arguments import Arguments
+from pyro_implicit.training.fitting.checks.networks_in_training import NetworksInTraining
 
 __all__ = ["explained_steps", "first_look"]
 
@@ -81,19 +75,16 @@ def first_look(
     :raises ShapeError: for no rows, and for observations that fit no distribution or plate.
     :raises SiteError: for batches without observations, whose latents are those of some rows.
     :warns UserWarning: for one observation in place of many, for latents that are masked, for
-        layers that draw random numbers in training mode, and for numbers that are too large for
-        single precision.
+        layers that draw random numbers in training mode or normalise draws by running statistics,
+        and for numbers that are too large for single precision.
     """
     number_of_rows(args, dict(kwargs))
     look = _Look(in_plates, has_failed)
     try:
         with unseen_run(warns=True), torch.no_grad(), look.listening():
-            with evaluation_mode() as silenced, LeftOutNoise() as noise, SiteVisitor(look.visit):
+            with NetworksInTraining() as networks, SiteVisitor(look.visit):
                 Replicates()(model)(*args, **kwargs)
-                note_told(silenced.values())
-        if noise.functions:
-            _keep_those_heard(noise, model, args, kwargs)
-        look.warnings.extend(_random_layers(silenced, noise))
+        look.warnings.extend(networks.warnings(model, args, kwargs))
     except Exception as error:  # whatever a model does at draws of its prior
         if error is look.refused:
             in_plate = next((text for text in look.said if WORDS_OF_PLATE_WARNING in text), None)
@@ -205,38 +196,6 @@ def _named(objective: Any, model: Any, guide: Any, last: tuple[Any, Any]) -> str
     except Exception:  # another error than the one that is to be told
         return ""
     return ""
-
-
-def _keep_those_heard(
-    noise: LeftOutNoise, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """By a run in the networks' own modes, if there can be one at draws of the prior."""
-    with unseen_run(), torch.no_grad(), LeftOutNoise(is_heard=True) as heard:
-        try:
-            Replicates()(model)(*args, **kwargs)
-        except Exception:  # such as a batch norm of one row
-            return
-    noise.only_where(heard)
-
-
-def _random_layers(silenced: Mapping[str, nn.Module], noise: LeftOutNoise) -> list[str]:
-    """Of noise that the steps have, and predictions do not."""
-    called = [
-        name
-        for name, part in silenced.items()
-        if part in noise.layers or not is_random_function(part)
-    ]
-    listed = ", ".join([*called, *noise.functions])
-    if not listed:
-        return []
-    return [
-        f"random layers in training mode ({listed}): the steps draw their randomness, which counts "
-        "as noise of the data, and predict leaves it out, so that intervals come out too wide. "
-        "Before fit call .eval() on what the model calls: net.eval() of a BayesianModule, which "
-        "has a copy of your network, so that network.eval() changes nothing (the prior of the "
-        "weights is what regularises it). Or write F.dropout(x, p, training=True), which predict "
-        "keeps."
-    ]
 
 
 def _check_observed(site: Any, in_plates: bool, at_edges: bool) -> None:

@@ -147,7 +147,8 @@ def test_nothing_is_changed_by_the_look() -> None:
     pyro.param("old", torch.ones(1))
     state, before = torch.get_rng_state(), {k: v.clone() for k, v in norm.state_dict().items()}
     first_look(restless, (X, Y), {})
-    assert runs == 1 and torch.equal(torch.get_rng_state(), state)
+    assert runs == 2  # the second tells whether what is normalised is drawn
+    assert torch.equal(torch.get_rng_state(), state)
     assert set(pyro.get_param_store().keys()) == {"old"}
     assert all(torch.equal(before[k], v) for k, v in norm.state_dict().items())
 
@@ -324,6 +325,41 @@ def test_noise_of_a_dropout_is_told_by_fit() -> None:
         result = quick(X, Y, model=dropping, of=dropping)
     both = [text for text in result.warnings if "random layers" in text]
     assert len(both) == len([one for one in told if "random layers" in str(one.message)]) == 1
+
+
+def _normalising(norm: nn.Module, is_drawn: bool) -> tuple[Any, nn.Module]:
+    prior = {"0.*" if is_drawn else "2.*": dist.Normal(0.0, 1.0)}
+    layers = nn.Sequential(nn.Linear(X.shape[1], 3), norm, nn.Linear(3, 1))
+    network = BayesianModule(layers, prior)
+
+    def normalising(x: Tensor, y: Any = None) -> None:
+        f = network(x)[..., 0]
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    return normalising, network
+
+
+def test_running_statistics_of_what_is_drawn_are_told() -> None:
+    normalising, network = _normalising(nn.BatchNorm1d(3), True)
+    before = {name: value.clone() for name, value in network.named_buffers()}
+    with pytest.warns(UserWarning, match=r"\(BatchNorm1d, in training mode\) come after weights"):
+        first_look(normalising, (X, Y), {})
+    assert all(torch.equal(before[n], value) for n, value in network.named_buffers())
+    network.eval()
+    first_look(normalising, (X, Y), {})
+
+
+@pytest.mark.parametrize(
+    ("norm", "is_drawn"),
+    [
+        (nn.BatchNorm1d(3), False),
+        (nn.LayerNorm(3), True),
+        (nn.BatchNorm1d(3, track_running_stats=False), True),
+    ],
+)
+def test_normalisations_that_predictions_share_are_not_told(norm: Any, is_drawn: bool) -> None:
+    first_look(_normalising(norm, is_drawn)[0], (X, Y), {})
 
 
 @pytest.mark.parametrize("value", [3, 1.5, True])
