@@ -71,6 +71,21 @@ class SearchDensity:
         self._note(0)
         return self._mapped(draws)
 
+    @property
+    def most_at_once(self) -> int:
+        """Draws in one run of the model, once :meth:`at_draws` was asked; 0 for one by one."""
+        return self._mapped.most
+
+    def mapped(self, draws: Tensor) -> Tensor:
+        """
+        Evaluates it at many draws by such runs alone.
+
+        :param torch.Tensor draws: shape ``(n, m)``.
+        :returns: shape ``(n,)``, NaN where a run has no density.
+        """
+        self._note(0)
+        return self._mapped.mapped(draws)
+
     def quick(self, u: Tensor) -> Tensor:
         """
         Evaluates it for a first derivative alone, by the graph if there is one.

@@ -65,6 +65,21 @@ class MappedDensity:
         self.log_joint.value(draws[0])  # what a model keeps of its last run is to be numbers again
         return values
 
+    @torch.no_grad()
+    def mapped(self, draws: Tensor) -> Tensor:
+        """
+        Evaluates it by the map alone, in as many runs as it takes; asked after :attr:`most`.
+
+        :param torch.Tensor draws: shape ``(n, m)``.
+        :returns: log-densities, NaN where the map has none; shape ``(n,)``.
+        """
+        return torch.cat([self._mapped(some) for some in draws.split(max(self.most, 1))])
+
+    @property
+    def most(self) -> int:
+        """Draws in one run of the model, 0 before it is known and where they are run one by one."""
+        return self._most or 0
+
     def _looped(self, draws: Tensor) -> Tensor:
         return torch.stack([self.log_joint.in_double(draw) for draw in draws])
 

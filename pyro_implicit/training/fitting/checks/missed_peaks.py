@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,13 +22,16 @@ from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.values import unconstrain
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.training.fitting.checks.screened_starts import screened_starts
 
 __all__ = ["MissedPeaks", "missed_peaks"]
 
 _MAX_LATENTS = 20
+_NUM_PRIOR_DRAWS = 32  # which tell where it is
 _NUM_STARTS_FROM_PRIOR, _NUM_UNIFORM_STARTS = 8, 4
 _MAX_STEPS_PER_START = 50
-_MAX_DENSITY_EVALUATIONS = 600  # in all: as many as a few dozen steps of training take
+_MAX_DENSITY_EVALUATIONS = 600  # as many as a few dozen steps of training take
+_MAX_MORE_EVALUATIONS = 200  # from starts that many points were screened for
 _NUM_GUIDE_DRAWS = 1000
 _DRAWS_PER_PEAK = 400  # by whose weights the mass of the ellipsoid about a peak is told
 #: At a peak of less mass nothing is told. One of a hundredth that is twelve deviations away makes
@@ -64,9 +68,11 @@ def missed_peaks(
     Looks for peaks with a good part of the posterior's mass and hardly a draw of the guide.
 
     The divergence that guides are trained by asks them to leave out what they cannot reach, and
-    neither the loss nor the draws tell. Peaks are searched uphill from draws of the prior and from
-    uniform points; the mass of each is that of the ellipsoid about it, by draws of the Gaussian of
-    Laplace's method and their importance weights: in a funnel that method alone errs by thousands.
+    neither the loss nor the draws tell. Peaks are searched uphill from draws of the prior, from
+    uniform points and from those that :func:`~.screened_starts.screened_starts` chooses; one that
+    few points lead to may be missed, and other seeds of ``fit`` look from other points. The mass of
+    each is that of the ellipsoid about it, by draws of the Gaussian of Laplace's method and their
+    importance weights: in a funnel that method alone errs by thousands.
 
     :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of at
         most 20 latents are not looked at.
@@ -83,7 +89,12 @@ def missed_peaks(
         if not sites or sum(site.numel for site in sites) > _MAX_LATENTS:
             return MissedPeaks()
         joint = LogJoint(model, sites, args, kwargs)
-        with RandomStream(0), evaluation_mode(), pyro.validation_enabled(False), torch.no_grad():
+        with (
+            RandomStream(torch.initial_seed() % 2**31),
+            evaluation_mode(),
+            pyro.validation_enabled(False),
+            torch.no_grad(),
+        ):
             draws, _ = unconstrain(guide.sample(_NUM_GUIDE_DRAWS), sites, next(guide.parameters()))
             joint.check_deterministic(draws[0], "")  # another subsample at each call, for example
             density = SearchDensity(joint)
@@ -99,32 +110,64 @@ def missed_peaks(
 
 def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
     """Distinct peaks with a proper curvature, as many as some evaluations find."""
+    prior = _prior_draws(density.log_joint, draws[0])
     found: list[_Peak] = []
-    joint, count = density.log_joint, 0
+    points: list[Tensor] = []  # of all that searches have come to
+    screened = screened_starts(density, prior, draws, points)
+    for starts, most in (
+        (_starts(prior), _MAX_DENSITY_EVALUATIONS),
+        (screened, _MAX_MORE_EVALUATIONS),
+    ):
+        counted = _counted(density, most)
+        with suppress(_ExhaustedError):
+            for start in starts:
+                peak = _peak_from(start, density.log_joint, counted, found, points)
+                if peak is not None:
+                    yield peak
+
+
+class _ExhaustedError(Exception):
+    """A search has taken as many evaluations as it may."""
+
+
+def _counted(density: SearchDensity, most: int) -> Callable[[Tensor], Tensor]:
+    """The density, which ends every search after so many evaluations."""
+    count = 0
 
     def counted(u: Tensor) -> Tensor:
         nonlocal count
         count += 1
-        return density.quick(u) if count <= _MAX_DENSITY_EVALUATIONS else math.nan * u.sum()
+        if count > most:
+            raise _ExhaustedError
+        return density.quick(u)
 
-    for start in _starts(joint, draws):
-        try:
-            point, _ = maximise(counted, start, _MAX_STEPS_PER_START)
-        except _ERRORS_OF_MODELS:
-            continue  # one start that leads nowhere; peaks that others lead to count
-        if count > _MAX_DENSITY_EVALUATIONS:
-            return
-        value = float(joint.in_double(point))
-        if not math.isfinite(value) or any(_is_near(point, peak) for peak in found):
-            continue
-        precision = -hessian(joint.value, point).double()
-        root, info = torch.linalg.cholesky_ex(precision)
-        if int(info) or not bool(root.isfinite().all()):
-            continue
-        log_mass = value + 0.5 * len(point) * math.log(2 * math.pi)
-        log_mass -= float(root.diagonal().log().sum())
-        found.append(_Peak(point, precision, log_mass))
-        yield found[-1]
+    return counted
+
+
+def _peak_from(
+    start: Tensor,
+    joint: LogJoint,
+    density: Callable[[Tensor], Tensor],
+    found: list[_Peak],
+    points: list[Tensor],
+) -> _Peak | None:
+    """The peak that a start leads to, if it is a new one with a proper curvature."""
+    try:
+        point, _ = maximise(density, start, _MAX_STEPS_PER_START)
+    except _ERRORS_OF_MODELS:
+        return None  # one start that leads nowhere; peaks that others lead to count
+    value = float(joint.in_double(point))
+    if not math.isfinite(value) or any(_is_near(point, peak) for peak in found):
+        return None
+    points.append(point)
+    precision = -hessian(joint.value, point).double()
+    root, info = torch.linalg.cholesky_ex(precision)
+    if int(info) or not bool(root.isfinite().all()):
+        return None
+    log_mass = value + 0.5 * len(point) * math.log(2 * math.pi)
+    log_mass -= float(root.diagonal().log().sum())
+    found.append(_Peak(point, precision, log_mass))
+    return found[-1]
 
 
 def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:
@@ -141,15 +184,21 @@ def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:
     return replace(peak, log_mass=peak.log_mass + min(log_share, 0.0))
 
 
-def _starts(joint: LogJoint, draws: Tensor) -> Iterator[Tensor]:
-    like = draws[0]
-    for _ in range(_NUM_STARTS_FROM_PRIOR):
+def _prior_draws(joint: LogJoint, like: Tensor) -> Tensor:
+    """Unconstrained draws of the prior, shape ``(k, m)``."""
+    rows = []
+    for _ in range(_NUM_PRIOR_DRAWS):
         trace = poutine.block(poutine.trace(joint.model).get_trace)(*joint.args, **joint.kwargs)
         nodes: dict[str, Any] = dict(trace.nodes)
         values = {site.name: nodes[site.name]["value"].unsqueeze(0) for site in joint.sites}
-        yield unconstrain(values, joint.sites, like)[0][0].to(like)
+        rows.append(unconstrain(values, joint.sites, like)[0][0].to(like))
+    return torch.stack(rows)
+
+
+def _starts(prior: Tensor) -> Iterator[Tensor]:
+    yield from prior[:_NUM_STARTS_FROM_PRIOR]
     for _ in range(_NUM_UNIFORM_STARTS // 2):
-        uniform = 4 * torch.rand_like(like) - 2
+        uniform = 4 * torch.rand_like(prior[0]) - 2
         yield uniform
         yield -uniform  # of four on their own, one in sixteen has all at one side
 
