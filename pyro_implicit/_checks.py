@@ -363,6 +363,7 @@ def check_names(name: str, value: Any) -> tuple[str, ...]:
     :raises ArgumentError: for anything else.
     """
     several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Tensor, Mapping))
+    several = several and getattr(value, "ndim", 1) == 1  # an array of numpy may be one number
     names = tuple(value) if several else ()
     if not several or not all(isinstance(one, str) for one in names):
         raise ArgumentError(f"{name}={shown(value)}; expected several names, such as ['y'].")

@@ -171,7 +171,7 @@ def test_tensors_by_name():
 def test_names():
     assert checks.check_names("sites", ["a", "b"]) == ("a", "b")
     assert checks.check_names("sites", (n for n in "ab")) == ("a", "b")
-    for value in ["ab", None, [1], {"a": 1}, torch.ones(2)]:
+    for value in ["ab", None, [1], {"a": 1}, torch.ones(2), np.array(3)]:
         with pytest.raises(ArgumentError, match="^sites=.*expected several names, such as"):
             checks.check_names("sites", value)
 

@@ -15,6 +15,7 @@ from pyro_implicit.arviz.site import Slot
 from pyro_implicit.arviz.summed_likelihood import summed_likelihood
 from pyro_implicit.handlers.errors.value_errors import refuses_parameter
 from pyro_implicit.handlers.observations.observed_shape import check_duration
+from pyro_implicit.handlers.observations.without_density import refuse_data_without_density
 from pyro_implicit.handlers.pointwise import pointwise_log_prob
 from pyro_implicit.inference.posterior_draws import draws_of
 
@@ -283,6 +284,7 @@ def _given_data(
             name = site["name"]
             if name in likelihood:
                 log_prob = pointwise_log_prob(site, wide=True)
+                refuse_data_without_density(site, log_prob)
                 arrays.put("log_likelihood", name, draw, rows, log_prob)
             elif name not in values:
                 arrays.put("posterior", name, draw, rows, site["value"])

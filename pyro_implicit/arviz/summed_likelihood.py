@@ -23,6 +23,7 @@ from pyro_implicit.handlers.enumeration.observed_in_sum import (
     refuse_undrawn,
 )
 from pyro_implicit.handlers.enumeration.sum_out import inseparable
+from pyro_implicit.handlers.observations.without_density import refuse_data_without_density
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, pointwise_log_prob
 
 __all__ = ["SummedLikelihood", "summed_likelihood", "uncounted_factors"]
@@ -131,7 +132,9 @@ class SummedLikelihood:
                 kept = counted_in_sum(site, value.shape)
                 yield _name(data), torch.where(kept, value, 0.0), site
             elif not is_auxiliary(site):
-                yield site["name"], pointwise_log_prob(site, wide=True), site
+                log_prob = pointwise_log_prob(site, wide=True)
+                refuse_data_without_density(site, log_prob)
+                yield site["name"], log_prob, site
 
 
 def summed_likelihood(program: Program) -> SummedLikelihood | None:

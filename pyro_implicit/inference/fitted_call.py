@@ -19,6 +19,7 @@ from pyro_implicit.guides.diverged import refuse_diverged
 from pyro_implicit.guides.held_data import warning_of_held_data
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.seen_observations import warning_of_seen_observations
+from pyro_implicit.handlers.errors.named_arguments import check_holds_numbers
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.rows.joint_rows import warning_of_joint_rows
 
@@ -34,8 +35,8 @@ class FittedCall:
     :param guide: its guide.
     :param tuple args: positional arguments of both.
     :param dict kwargs: keyword arguments of both.
-    :raises ArgumentError: for a model or a guide that cannot be run, or in the wrong order, and for
-        options that neither the function nor the model has.
+    :raises ArgumentError: for a model or a guide that cannot be run, or in the wrong order, for
+        options that neither the function nor the model has, and for tensors without data.
     :raises NonFiniteError: for a guide with a parameter that is NaN.
     :raises SiteError: within ``with poutine.condition(...):``.
     """
@@ -56,6 +57,7 @@ class FittedCall:
         check_guide(guide)
         refuse_diverged(guide)
         check_misspelt(function, model, kwargs)
+        check_holds_numbers(args, kwargs)
         self.watched = WatchedParameters(guide)
 
     def warn(self, texts: Iterable[str | None]) -> None:

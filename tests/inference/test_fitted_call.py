@@ -70,11 +70,21 @@ def test_what_no_function_can_use_is_refused_by_all(call: Any, guide: Any) -> No
         call(levels, guide, X, Y, num_sample=4, **more)
     with poutine.condition(data={"level": torch.zeros(6)}), pytest.raises(SiteError, match=name):
         call(levels, guide, X, Y, **more)
+    with pytest.raises(ArgumentError, match="argument 0 is on the device 'meta'"):
+        call(levels, guide, X.to("meta"), Y, **more)
     spoilt = HyperNetworkGuide(levels, init_from=None).setup(X, Y)
     with torch.no_grad():
         next(spoilt.parameters()).fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="is NaN"):
         call(levels, spoilt, X, Y, **more)
+
+
+@pytest.mark.parametrize("call", CALLS[1:])
+def test_infinite_observations_are_refused_by_all_that_score(call: Any, guide: Any) -> None:
+    y = Y.clone()
+    y[2] = torch.inf
+    with pytest.raises(NonFiniteError, match="site 'y' observes infinite values"):
+        call(levels, guide, X, y, num_samples=4)
 
 
 def test_a_text_is_told_once_and_nothing_is_no_text(guide: Any) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["named_arguments", "tensors_among"]
+from pyro_implicit.exceptions import ArgumentError
+
+__all__ = ["check_holds_numbers", "named_arguments", "tensors_among"]
 
 
 def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,3 +33,19 @@ def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str,
     """
     named = named_arguments(args, kwargs)
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+
+def check_holds_numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """
+    Refuses tensors that have a shape alone.
+
+    :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
+    :raises ArgumentError: for one on torch's device "meta".
+    """
+    for name, value in tensors_among(args, kwargs).items():
+        if value.is_meta:
+            raise ArgumentError(
+                f"{name} is on the device 'meta', which holds shapes and no numbers; expected a "
+                "tensor with data."
+            )

@@ -35,6 +35,7 @@ from pyro_implicit.guides.members import members_of
 from pyro_implicit.guides.model_parameters import WatchedParameters
 from pyro_implicit.guides.since_fit import forget_fit, remember_fit
 from pyro_implicit.guides.unfilled_directions import unfilled
+from pyro_implicit.handlers.errors.named_arguments import check_holds_numbers
 from pyro_implicit.handlers.held.held_sites import refuse_condition_around
 from pyro_implicit.handlers.masks.masked_latents import LOSS_IS_NO_BOUND
 from pyro_implicit.handlers.networks.evaluation_mode import random_layers_told
@@ -146,6 +147,7 @@ def fit(
     _refuse_ensemble(guide)
     refuse_diverged(guide)
     check_misspelt(fit, model, kwargs)
+    check_holds_numbers(args, kwargs)
     kwargs = in_order(model, kwargs)
     limit = _DEFAULT_NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)

@@ -399,3 +399,8 @@ def test_a_distribution_of_ones_own_may_take_numbers() -> None:
 
     first_look(model, (), {})
     fit(model, AutoNormal(model), num_steps=2, progress=False)
+
+
+def test_tensors_without_data_are_refused_by_fit() -> None:
+    with pytest.raises(ArgumentError, match="argument 1 is on the device 'meta'"):
+        quick(X, Y.to("meta"))

@@ -146,7 +146,7 @@ def _at_zero(model: Any) -> ImplicitGuide:
 
 
 def test_a_peak_that_one_point_in_thousands_leads_to_is_found() -> None:
-    """By most seeds: of twenty the search found it with nineteen, and without screening with none."""
+    """By most seeds: nineteen of twenty, and without screening by none."""
     guide = _at_zero(_far_and_narrow)
     told = []
     for seed in range(4):
