@@ -60,7 +60,7 @@ class NetworksInTraining:
             with unseen_run(), heard:
                 if _runs(model, args, kwargs):
                     self._noise.only_where(heard)
-        texts = [_told_of(self._silenced, self._noise)]
+        texts: list[str | None] = [_told_of(self._silenced, self._noise)]
         if self._norms.inputs:
             others = NormInputs()
             with unseen_run(evaluates=True), RandomStream(1), others:
