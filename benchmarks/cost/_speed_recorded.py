@@ -8,13 +8,17 @@ from typing import Any
 import pyro
 from pyro import poutine
 from pyro.infer import SVI
+from torch import Tensor
 
 from benchmarks.cost._speed_timing import Job
 from pyro_implicit.training import RecordedObjective
 from pyro_implicit.training.fitting.pace.norm_clipped_adam import NormClippedAdam
 
-__all__ = ["fit_step", "recorded_step", "svi_step"]
+__all__ = ["Graph", "fit_step", "recorded_graph", "recorded_step", "svi_step"]
 
+Graph = Callable[..., tuple[Tensor, ...]]
+
+_STEPS_TO_RECORD = 4  # it is given up later, if it is not faster by the clock
 WARM_UP = 8  # steps after which an objective is recorded and has been compared
 
 
@@ -54,6 +58,27 @@ def recorded_step(
             return step, f"recorded at trial {num_tried}" if num_tried > 1 else ""
         if num_tried == tries:
             return step, f"not recorded: {recorded.reason}"
+
+
+def recorded_graph(
+    objective: Any, model: Callable[..., Any], guide: Any, args: tuple[Any, ...]
+) -> Graph:
+    """
+    The graph of a step's loss and gradients, whether or not it is faster than the program.
+
+    :param objective: one that can be recorded.
+    :param model: a Pyro model.
+    :param guide: its guide, built.
+    :param tuple args: their arguments, tensors.
+    :returns: a function of the arguments.
+    """
+    recorded = RecordedObjective(objective, hints=False)
+    for _ in range(_STEPS_TO_RECORD):
+        recorded.loss_and_grads(model, guide, *args)
+    graphs = [graph.run for graph in recorded._graphs.values() if graph.run is not None]
+    if not graphs:
+        raise RuntimeError(f"the step was not recorded: {recorded.reason}")
+    return graphs[0]
 
 
 def fit_step(

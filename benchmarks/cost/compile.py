@@ -1,24 +1,29 @@
 """
-What torch.compile does for the generator and for the likelihood of LeNet: times of one draw and one
-evaluation with gradients, eager and compiled, and the time of compiling. Needs a C++ compiler.
+What torch.compile does for the generator and the likelihood of LeNet, and for the recorded graph of
+a whole step of small models: times of one draw, one evaluation with gradients and one step without
+its optimiser, as they are and compiled, and the time of compiling. Needs a C++ compiler.
 
-Variants are timed in turns; the fastest round of each counts. ``--backend eager`` runs everything
-but the code generation, as a check.
+Random numbers of a step are torch's own either way, so that losses agree to rounding. Variants are
+timed in turns; the fastest round of each counts. ``--backend eager`` runs everything but the code
+generation, as a check.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.common import format_table, parse, parser, positive
+from benchmarks.cost._speed_models import TARGETS
+from benchmarks.cost._speed_recorded import Graph, recorded_graph
 from benchmarks.records import write_record
 from benchmarks.shared.images import GUIDES, NETWORKS, classifier, count
+from pyro_implicit import HyperNetworkGuide, LinearisedELBO
 from pyro_implicit.generators.base import Generator
 
 
@@ -55,14 +60,27 @@ def likelihood(network: str, batch_size: int) -> tuple[torch.nn.Module, Callable
     return module, run
 
 
-def measure(
-    module: torch.nn.Module, run: Callable[[Any], None], backend: str, rounds: int
-) -> dict[str, float]:
+def step(name: str, num_particles: int) -> tuple[Graph, Callable[[Any], None], int]:
+    """The recorded graph of a step of a small model, its run, and the guide's parameters."""
+    target = TARGETS[name]()
+    guide = HyperNetworkGuide(target.model, init_from=None)
+    guide.setup(*target.args)
+    objective = LinearisedELBO(num_particles, vectorize_particles=True, path_gradient=False)
+    graph = recorded_graph(objective, target.model, guide, target.args)
+
+    def run(call: Any) -> None:
+        call(*target.args)
+
+    return graph, run, count(guide)
+
+
+def measure(module: Any, run: Callable[[Any], None], backend: str, rounds: int) -> dict[str, Any]:
     """Seconds of CPU time, eager and compiled, and of the first compiled run."""
-    compiled = torch.compile(module, backend=backend)
+    options: Any = {"fallback_random": True} if backend == "inductor" else None
+    compiled = torch.compile(module, backend=backend, options=options)
     begin = time.perf_counter()
     run(compiled)
-    result = {"compiling": time.perf_counter() - begin}
+    result: dict[str, Any] = {"compiling": time.perf_counter() - begin}
     times: dict[str, list[float]] = {"eager": [], "compiled": []}
     for _ in range(rounds):
         for name, call in (("eager", module), ("compiled", compiled)):
@@ -70,7 +88,9 @@ def measure(
             run(call)
             times[name].append(time.process_time() - cpu)
     result |= {name: min(values) for name, values in times.items()}
-    return result | {"ratio": result["compiled"] / result["eager"]}
+    gain = result["eager"] - result["compiled"]
+    pays = result["compiling"] / gain if gain > 0 else None
+    return result | {"ratio": result["compiled"] / result["eager"], "pays after": pays}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -82,18 +102,25 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
     arguments = parse(_options(), argv)
     torch.manual_seed(arguments.seeds[0])
-    rows = []
+    rows: list[dict[str, Any]] = []
+    for name, (module, run, number) in _parts(arguments):
+        row = {"part": name, "parameters": number}
+        rows.append(row | measure(module, run, arguments.backend, arguments.rounds))
+        write_record("compile", arguments, {}, rows)
+    print(table(rows))
+    return rows
+
+
+def _parts(arguments: Any) -> Iterator[tuple[str, tuple[Any, Callable[[Any], None], int]]]:
     for name, (module, run) in {
         f"generator {arguments.guide}": draw(arguments.network, arguments.guide),
         f"likelihood, batch {arguments.batch_size}": likelihood(
             arguments.network, arguments.batch_size
         ),
     }.items():
-        row = {"part": name, "parameters": count(module)}
-        rows.append(row | measure(module, run, arguments.backend, arguments.rounds))
-        write_record("compile", arguments, {}, rows)
-    print(table(rows))
-    return rows
+        yield name, (module, run, count(module))
+    for name in arguments.targets:
+        yield f"step, {name}", step(name, arguments.num_particles)
 
 
 def _options() -> argparse.ArgumentParser:
@@ -101,6 +128,8 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--network", choices=NETWORKS, default="lenet")
     options.add_argument("--guide", choices=GUIDES, default="B")
     options.add_argument("--batch-size", type=positive, default=256)
+    options.add_argument("--targets", nargs="*", choices=TARGETS, default=list(TARGETS))
+    options.add_argument("--num-particles", type=positive, default=8)
     options.add_argument("--rounds", type=positive, default=20, help="(default: 20)")
     options.add_argument("--backend", default="inductor", help="(default: inductor)")
     return options
