@@ -6,7 +6,7 @@ import dis
 import hashlib
 import inspect
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from types import CodeType
 from typing import Any
 
@@ -41,8 +41,9 @@ def print_of_program(model: Any) -> str | None:
     A function's is of its instructions, names, constants, defaults, and the plain values and
     functions that it closes over; that of an object of its ``forward`` or ``__call__``, and of the
     plain values among its attributes and its submodules'; that of a method of its object's switches
-    and texts as well. What the program itself writes, as one that counts its runs, lists and
-    dictionaries, which a run may change, and what these call otherwise are not looked at.
+    and texts as well. Attributes and names that ``forward`` or ``__call__``, and the methods and
+    functions that these name, assign to, as where runs are counted, lists and dictionaries, which a
+    run may change, and what these call otherwise are not looked at.
 
     :param model: a Pyro model.
     :returns: hexadecimal digits; None of what has no instructions of its own, of values without
@@ -60,11 +61,11 @@ def print_of_program(model: Any) -> str | None:
 
 def _take_program(bare: Any, digest: Any) -> bool:
     if inspect.ismethod(bare):
-        _take_attributes(bare.__self__, digest, _SWITCHES)
+        _take_attributes(bare.__self__, digest, bare.__name__, _SWITCHES)
     elif not inspect.isfunction(bare):
-        _take_attributes(bare, digest)
+        _take_attributes(bare, digest, "forward" if isinstance(bare, nn.Module) else "__call__")
         bare = type(bare).forward if isinstance(bare, nn.Module) else type(bare).__call__
-    return _take_function(bare, digest, {})
+    return _take_function(bare, digest, _Taken(bare))
 
 
 def _without(model: Any, kinds: tuple[type, ...]) -> Any:
@@ -76,28 +77,54 @@ def _without(model: Any, kinds: tuple[type, ...]) -> Any:
     return model
 
 
-def _take_function(function: Any, digest: Any, seen: dict[int, int]) -> bool:
+class _Taken:
+    """What is known on the way: functions that were added, and cells that are written."""
+
+    def __init__(self, program: Any) -> None:
+        self.places: dict[int, int] = {}
+        self.written = set(_cells_written(program, set()))
+
+
+def _take_function(function: Any, digest: Any, seen: _Taken) -> bool:
     """Adds a function, and those that it closes over; False if it has no instructions."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return False
-    if id(function) in seen:
-        digest.update(f"function {seen[id(function)]} again;".encode())
+    if id(function) in seen.places:
+        digest.update(f"function {seen.places[id(function)]} again;".encode())
         return True
-    seen[id(function)] = len(seen)
+    seen.places[id(function)] = len(seen.places)
     _take(code, digest)
     function = getattr(function, "__func__", function)
     by_name = sorted((function.__kwdefaults__ or {}).items())
     _take_value((function.__defaults__, *by_name), digest, seen)
-    written = set(_written("STORE_DEREF", code))
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # of a name that has no value yet
-            continue
-        if name not in written:
+    for cell, value in _cells(function):
+        if id(cell) not in seen.written:
             _take_value(value, digest, seen)
     return True
+
+
+def _cells(function: Any) -> Iterator[tuple[Any, Any]]:
+    """What a function closes over, with its values."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell, cell.cell_contents
+        except ValueError:  # of a name that has no value yet
+            continue
+
+
+def _cells_written(function: Any, seen: set[int]) -> Iterator[int]:
+    """Cells that a function, or one that it closes over, assigns to."""
+    function = getattr(function, "__func__", function)
+    if not inspect.isfunction(function) or id(function) in seen:
+        return
+    seen.add(id(function))
+    names = set(_written("STORE_DEREF", function.__code__))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name in names:
+            yield id(cell)
+    for _, value in _cells(function):
+        yield from _cells_written(value, seen)
 
 
 def _written(operation: str, code: CodeType) -> Iterator[str]:
@@ -110,7 +137,7 @@ def _written(operation: str, code: CodeType) -> Iterator[str]:
             yield from _written(operation, constant)
 
 
-def _take_value(value: Any, digest: Any, seen: dict[int, int]) -> None:
+def _take_value(value: Any, digest: Any, seen: _Taken) -> None:
     """Adds what is plain, what it is made of, and functions; nothing of anything else."""
     if isinstance(value, _PLAIN):
         digest.update(f"{_text(value)};".encode())
@@ -137,29 +164,45 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__
 
 
-def _take_attributes(program: Any, digest: Any, kinds: tuple[type, ...] = _PLAIN) -> None:
+def _take_attributes(
+    program: Any, digest: Any, entry: str, kinds: tuple[type, ...] = _PLAIN
+) -> None:
     """Adds plain values that an object, or a module and those within it, goes by."""
     is_module = isinstance(program, nn.Module)
     parts = program.named_modules() if is_module else [("", program)]
     for place, part in parts:
         digest.update(f"{place}: {type(part).__qualname__};".encode())
-        written = _written_by_methods(type(part))
+        written = _written_in(type(part), "forward" if is_module else entry)
         for name, value in sorted(getattr(part, "__dict__", {}).items()):
             is_kept = name not in written and name != "training" and not name.startswith("_")
             if is_kept and isinstance(value, kinds):
                 digest.update(f"{name}={_text(value)};".encode())
 
 
-def _written_by_methods(kind: type) -> set[str]:
-    """Attributes that methods of a class write, once its objects are made."""
-    methods = [
-        method
-        for base in kind.__mro__
-        if not base.__module__.startswith(("torch.", "pyro."))
-        for name, method in vars(base).items()
-        if inspect.isfunction(method) and name not in ("__init__", "__post_init__")
-    ]
-    return {name for one in methods for name in _written("STORE_ATTR", one.__code__)}
+def _written_in(kind: type, entry: str) -> set[str]:
+    """Attributes that a method of a class, and those that it names, assign to."""
+    names, seen, left = set[str](), set[str](), [entry]
+    while left:
+        name = left.pop()
+        method = inspect.getattr_static(kind, name, None)
+        if isinstance(method, cached_property):
+            names.add(name)  # which is kept once it was asked for
+            method = method.func
+        code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+        if name in seen or not isinstance(code, CodeType):
+            continue
+        seen.add(name)
+        names.update(_written("STORE_ATTR", code))
+        left.extend(_names_in(code))
+    return names
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Names that a program asks for, in functions within it too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def _take(code: CodeType, digest: Any) -> None:
@@ -167,6 +210,6 @@ def _take(code: CodeType, digest: Any) -> None:
         if isinstance(constant, CodeType):  # of a function within
             _take(constant, digest)
         else:
-            _take_value(constant, digest, {})
+            _take_value(constant, digest, _Taken(None))
     names = (*code.co_names, *code.co_varnames, *code.co_freevars)
     digest.update("\n".join(names).encode() + code.co_code)

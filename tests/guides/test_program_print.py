@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import pyro
@@ -135,12 +135,54 @@ def test_what_a_run_changes_is_no_part_of_it():
     def inside(x):
         return by_name(x)
 
+    def beside():
+        calls_of_beside = 0
+
+        def bump():
+            nonlocal calls_of_beside
+            calls_of_beside += 1
+
+        def program(x):
+            bump()
+            return x, calls_of_beside
+
+        return program
+
+    class Decorated(PyroModule):
+        rows = 0
+
+        @torch.no_grad()
+        def forward(self, x):
+            self.note()
+            return self.known
+
+        def note(self):
+            self.rows += 1
+
+        @cached_property
+        def known(self):
+            return 3
+
     programs = (model, Counting().model, Counting(), CountingModule(), by_name, inside)
-    for program in programs:
-        program(1)
+    for program in (*programs, beside(), Decorated()):
         before = print_of_program(program)
         program(1)
         assert print_of_program(program) == before is not None
+
+
+def test_what_only_other_methods_write_is_part_of_it():
+    class WithSetter:
+        def __init__(self, trend):
+            self.set_trend(trend)
+
+        def set_trend(self, trend):
+            self.trend = trend
+
+        def __call__(self, x):
+            return x + 1 if self.trend else x
+
+    first, again, other = (print_of_program(WithSetter(one)) for one in (True, True, False))
+    assert first == again != other
 
 
 def test_layers_of_another_kind_are_another_program():

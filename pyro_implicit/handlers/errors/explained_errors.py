@@ -167,8 +167,9 @@ def _no_tensors(
         name: value
         for name, value in named.items()
         if _is_array(value, str(error))
-        or (_is_number(value) and _is_told_of(value, str(error)))
-        or (isinstance(value, (list, str, tuple)) and repr(type(value).__name__) in str(error))
+        or (isinstance(value, str) and _is_beside_tensor(value, str(error)))
+        or ((_is_number(value) or isinstance(value, str)) and _is_told_of(value, str(error)))
+        or (isinstance(value, (list, tuple)) and repr(type(value).__name__) in str(error))
     }
     if not others:
         return _packed(error, args)
@@ -292,6 +293,11 @@ def _is_told_of(value: Any, said: str) -> bool:
     """Whether a message says that something of this type lacks what a tensor has."""
     kind = re.escape(repr(type(value).__name__))
     return re.search(rf"{kind} object (has no attr|is not)|of type {kind} has no", said) is not None
+
+
+def _is_beside_tensor(value: Any, said: str) -> bool:
+    """Whether a message says that something of this type was to be reckoned with a tensor."""
+    return repr(type(value).__name__) in said and "'Tensor'" in said
 
 
 def _is_number(value: Any) -> bool:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.networks.evaluation_mode import was_training
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
 
-__all__ = ["NormInputs", "warning_of_drawn_norms"]
+__all__ = ["NormInputs", "OtherLatents", "warning_of_drawn_norms"]
+
+_MAX_CALLS = 8  # of one layer in a run whose inputs are kept
+_SEED_OF_OTHERS = 1
 
 
 class NormInputs:
@@ -21,11 +27,11 @@ class NormInputs:
 
     To be used within :func:`~pyro_implicit.handlers.networks.evaluation_mode.evaluation_mode`.
 
-    :ivar dict inputs: by layer with running statistics, its input at its first call.
+    :ivar dict inputs: by layer with running statistics, its inputs at its first calls.
     """
 
     def __init__(self) -> None:
-        self.inputs: dict[nn.Module, Tensor] = {}
+        self.inputs: dict[nn.Module, list[Tensor]] = {}
         self._thread = threading.get_ident()
         self._hook: RemovableHandle | None = None
 
@@ -41,30 +47,52 @@ class NormInputs:
         if not isinstance(module, _NormBase) or module.running_mean is None:
             return
         if threading.get_ident() == self._thread and was_training(module) and given:
-            self.inputs.setdefault(module, given[0].detach())
+            calls = self.inputs.setdefault(module, [])
+            if len(calls) < _MAX_CALLS:
+                calls.append(given[0].detach())
+
+
+class OtherLatents(Messenger):
+    """
+    Draws other latents, but for those of rows, and leaves all other random numbers as they are.
+
+    Rows that a plate takes, noise that the model adds, and latents of each row are so those of a
+    run without it from the same random state.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state = RandomStream(_SEED_OF_OTHERS)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        in_rows = any(frame.vectorized for frame in msg["cond_indep_stack"])
+        if msg["is_observed"] or in_rows or is_auxiliary(msg) or is_delta(msg):
+            return
+        with self._state:
+            msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
 
 
 def warning_of_drawn_norms(some: NormInputs, others: NormInputs) -> str | None:
     """
-    Tells of running statistics that are averages over draws of the weights before them.
+    Tells of running statistics that are averages over draws of latents.
 
     :param NormInputs some: at one draw of the latents.
-    :param NormInputs others: at another.
+    :param NormInputs others: in a run with :class:`OtherLatents`.
     :returns: what to write, for a warning; None if no input depends on the draw.
     """
-    pairs = [(one, some.inputs[one], others.inputs.get(one)) for one in some.inputs]
-    drawn = [one for one, a, b in pairs if b is not None and _differ(a, b)]
+    drawn = [one for one, calls in some.inputs.items() if _differ(calls, others.inputs.get(one))]
     if not drawn:
         return None
     names = ", ".join(dict.fromkeys(type(one).__name__ for one in drawn))
     return (
-        f"layers that normalise by the rows of a step ({names}, in training mode) come after "
-        "weights that are drawn: steps normalise each draw by itself, predict and evaluate all "
-        "draws by one running average over them, which fits none, so that scores may be far below "
-        "the fit's. Use LayerNorm or GroupNorm; or call .eval() before fit (net.eval() of a "
-        "BayesianModule), with statistics of a trained network."
+        f"layers with running statistics ({names}, in training mode) come after latents that are "
+        "drawn: steps normalise each draw by itself, predict and evaluate all draws by one average "
+        "over them, which fits none, so that scores may be far below the fit's. Use LayerNorm or "
+        "GroupNorm; or call .eval() before fit (net.eval() of a BayesianModule), with statistics "
+        "of a trained network."
     )
 
 
-def _differ(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and not bool((a == b).all())
+def _differ(some: list[Tensor], others: list[Tensor] | None) -> bool:
+    pairs = zip(some, others or (), strict=False)
+    return any(a.shape == b.shape and not bool((a == b).all()) for a, b in pairs)

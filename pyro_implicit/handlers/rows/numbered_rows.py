@@ -66,7 +66,7 @@ def takes_data_by_numbers(
 
 class TakesDataByNumbers:
     """
-    The same of one plate, remembered for arguments of the same sizes.
+    :func:`takes_data_by_numbers` of one plate, remembered for arguments of the same sizes.
 
     :param model: a Pyro model, or None where it is not known, which tells nothing.
     :param args: its positional arguments.

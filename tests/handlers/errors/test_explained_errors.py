@@ -409,9 +409,11 @@ def test_numbers_and_texts_are_to_blame_for_what_tensors_have(value: Any, use: A
         use(value)
 
 
-def test_a_number_is_not_to_blame_for_the_type_of_another() -> None:
+def test_options_are_not_to_blame_for_the_types_of_others() -> None:
     with pytest.raises(TypeError, match="'str'"), explained_errors((3,), {}):
         "rows.csv" @ torch.ones(2)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="'str'"), explained_errors((), {"link": "log"}):
+        _ = 2 + "m"  # type: ignore[operator]
 
 
 def test_libraries_are_folders_and_not_what_their_names_begin() -> None:

@@ -38,7 +38,7 @@ _DRAWS_PER_PEAK = 400  # by whose weights the mass of the ellipsoid about a peak
 #: those of the posterior half as large again, and a skewed one has more than Laplace's method says.
 _MIN_SHARE_OF_EVIDENCE = 0.01
 _MAX_RELATIVE_SHARE_OF_DRAWS = 0.1  # of the guide at a missed peak, to the peak's share of the mass
-_ERRORS_OF_MODELS = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
+_ERRORS_OF_MODELS = (ImplicitError, RuntimeError, ValueError, ArithmeticError, IndexError)
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,15 @@ def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
     prior = _prior_draws(density.log_joint, draws[0])
     found: list[_Peak] = []
     points: list[Tensor] = []  # of all that searches have come to
-    screened = screened_starts(density, prior, draws, points)
-    for starts, most in (
-        (_starts(prior), _MAX_DENSITY_EVALUATIONS),
-        (screened, _MAX_MORE_EVALUATIONS),
-    ):
-        counted = _counted(density, most)
-        with suppress(_ExhaustedError):
-            for start in starts:
-                peak = _peak_from(start, density.log_joint, counted, found, points)
-                if peak is not None:
-                    yield peak
+    counted = _counted(density, _MAX_DENSITY_EVALUATIONS)
+    with suppress(_ExhaustedError):
+        for start in _starts(prior):
+            yield from _peak_from(start, density.log_joint, counted, found, points)
+    counted = _counted(density, _MAX_MORE_EVALUATIONS)
+    # a model may fail in any way at some point of thousands: what was found until then counts
+    with suppress(Exception):
+        for start in screened_starts(density, prior, draws, points):
+            yield from _peak_from(start, density.log_joint, counted, found, points)
 
 
 class _ExhaustedError(Exception):
@@ -150,24 +148,24 @@ def _peak_from(
     density: Callable[[Tensor], Tensor],
     found: list[_Peak],
     points: list[Tensor],
-) -> _Peak | None:
+) -> Iterator[_Peak]:
     """The peak that a start leads to, if it is a new one with a proper curvature."""
     try:
         point, _ = maximise(density, start, _MAX_STEPS_PER_START)
     except _ERRORS_OF_MODELS:
-        return None  # one start that leads nowhere; peaks that others lead to count
+        return  # one start that leads nowhere; peaks that others lead to count
     value = float(joint.in_double(point))
     if not math.isfinite(value) or any(_is_near(point, peak) for peak in found):
-        return None
+        return
     points.append(point)
     precision = -hessian(joint.value, point).double()
     root, info = torch.linalg.cholesky_ex(precision)
     if int(info) or not bool(root.isfinite().all()):
-        return None
+        return
     log_mass = value + 0.5 * len(point) * math.log(2 * math.pi)
     log_mass -= float(root.diagonal().log().sum())
     found.append(_Peak(point, precision, log_mass))
-    return found[-1]
+    yield found[-1]
 
 
 def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:

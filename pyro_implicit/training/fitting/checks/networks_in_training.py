@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
 from pyro_implicit.handlers.masks.replicates import Replicates
-from pyro_implicit.handlers.networks.drawn_norms import NormInputs, warning_of_drawn_norms
+from pyro_implicit.handlers.networks.drawn_norms import (
+    NormInputs,
+    OtherLatents,
+    warning_of_drawn_norms,
+)
 from pyro_implicit.handlers.networks.evaluation_mode import (
     evaluation_mode,
     is_random_function,
@@ -63,7 +66,7 @@ class NetworksInTraining:
         texts: list[str | None] = [_told_of(self._silenced, self._noise)]
         if self._norms.inputs:
             others = NormInputs()
-            with unseen_run(evaluates=True), RandomStream(1), others:
+            with unseen_run(evaluates=True), OtherLatents(), others:
                 _runs(model, args, kwargs)
             texts.append(warning_of_drawn_norms(self._norms, others))
         return [text for text in texts if text]

@@ -35,8 +35,11 @@ def blames_other_model(model: Any, guide: Any, arguments: Arguments) -> Iterator
         yield
     except Exception as error:
         other = unconditioned(model_of(guide))
+        is_told = other is None and isinstance(error, ImplicitError)
+        if is_told or other is unconditioned(model):
+            raise
         args, kwargs = arguments.last or arguments.peek()
-        if other is unconditioned(model) or _failure(model, args, kwargs) is not None:
+        if _failure(model, args, kwargs) is not None:
             raise
         if not isinstance(error, ImplicitError):
             _check_latents(model, guide, args, kwargs, error)

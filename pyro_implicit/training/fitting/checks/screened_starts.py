@@ -14,7 +14,7 @@ __all__ = ["screened_starts"]
 
 _DRAWS_THAT_TELL = 3  # how many can be asked for at once
 _MAX_POINTS = 8192
-_MAX_MAPS_FOR_POINTS = 1  # runs of the model, for all points once
+_MAX_MAPS = 4  # runs of the model on as many points as it takes at once, in all
 _MAX_STARTS = 4
 _PRIOR_DEVIATIONS, _GUIDE_DEVIATIONS = 1.2, 4.0
 _DEVIATIONS_BETWEEN_QUARTILES = 1.349  # of a normal distribution
@@ -40,7 +40,8 @@ def screened_starts(
     :returns: starts, shape ``(m,)`` each.
     """
     density.at_draws(draws[:_DRAWS_THAT_TELL])
-    cloud = _cloud(prior, draws, min(_MAX_POINTS, _MAX_MAPS_FOR_POINTS * density.most_at_once))
+    looks = 1 + len(_PLACES_ON_THE_WAY) * len(peaks)  # later peaks are looked for from a few points
+    cloud = _cloud(prior, draws, min(_MAX_POINTS, _MAX_MAPS * density.most_at_once // looks))
     if not len(cloud):
         return
     values = density.mapped(cloud)

@@ -343,7 +343,7 @@ def _normalising(norm: nn.Module, is_drawn: bool) -> tuple[Any, nn.Module]:
 def test_running_statistics_of_what_is_drawn_are_told() -> None:
     normalising, network = _normalising(nn.BatchNorm1d(3), True)
     before = {name: value.clone() for name, value in network.named_buffers()}
-    with pytest.warns(UserWarning, match=r"\(BatchNorm1d, in training mode\) come after weights"):
+    with pytest.warns(UserWarning, match=r"\(BatchNorm1d, in training mode\) come after latents"):
         first_look(normalising, (X, Y), {})
     assert all(torch.equal(before[n], value) for n, value in network.named_buffers())
     network.eval()
@@ -360,6 +360,40 @@ def test_running_statistics_of_what_is_drawn_are_told() -> None:
 )
 def test_normalisations_that_predictions_share_are_not_told(norm: Any, is_drawn: bool) -> None:
     first_look(_normalising(norm, is_drawn)[0], (X, Y), {})
+
+
+def _kept_apart(kind: str) -> Any:
+    """A network without a prior, whose input differs from run to run, but not by a latent."""
+    network = nn.Sequential(nn.Linear(X.shape[1], 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    def apart(x: Tensor, y: Tensor) -> None:
+        pyro.module("network", network)
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        shown = 4 if kind == "subsample" else len(x)
+        with pyro.plate("rows", len(x), subsample_size=shown) as rows:
+            some = x[rows]
+            if kind == "latents of rows":
+                some = pyro.sample("z", dist.Normal(some, 1.0).to_event(1))
+            if kind == "noise":
+                some = some + 0.1 * torch.randn_like(some)
+            if kind == "dropout":
+                some = nn.functional.dropout(some, 0.5, training=True)
+            f = network(some)[:, 0]
+            if kind == "second call":
+                f = f + network(some * scale)[:, 0]
+            pyro.sample("y", dist.Normal(f, scale), obs=y[rows])
+
+    return apart
+
+
+@pytest.mark.parametrize("kind", ["subsample", "latents of rows", "noise", "dropout"])
+def test_other_rows_and_noise_before_a_normalisation_are_not_told(kind: str) -> None:
+    first_look(_kept_apart(kind), (X, Y), {})
+
+
+def test_each_call_of_a_normalisation_is_looked_at() -> None:
+    with pytest.warns(UserWarning, match="come after latents that are drawn"):
+        first_look(_kept_apart("second call"), (X, Y), {})
 
 
 @pytest.mark.parametrize("value", [3, 1.5, True])

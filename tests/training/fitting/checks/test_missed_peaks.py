@@ -167,6 +167,35 @@ def test_points_are_screened_where_all_can_be_run_at_once_alone() -> None:
     assert density.most_at_once == 0
 
 
+@pytest.mark.parametrize("kind", ["index", "matrix"])
+def test_what_fails_at_one_of_the_points_ends_the_screening_alone(kind: str) -> None:
+    """Peaks that were found before are told."""
+    table = torch.linspace(-1.0, 1.0, 21)
+
+    def fragile() -> None:
+        z = pyro.sample("z", dist.Normal(0.0, 3.0))
+        r = pyro.sample("r", dist.Normal(0.0, 0.22))
+        if kind == "index":  # safe up to some 45 deviations of the prior
+            pyro.factor("f", 0.0 * table[r.round().long() % 11 + (r.abs() > 0.6).long() * 99])
+        else:
+            one = torch.ones_like(r)
+            rows = torch.stack([torch.stack([one, r], -1), torch.stack([r, one], -1)], -2)
+            torch.linalg.cholesky(rows)
+        parts = [math.log(0.5) + dist.Normal(loc, 0.5).log_prob(z) for loc in (-4.0, 4.0)]
+        pyro.factor("two", torch.logaddexp(*parts) - dist.Normal(0.0, 3.0).log_prob(z))
+
+    guide = HyperNetworkGuide(
+        fragile,
+        init_from=None,
+        init_scale=0.2,
+        init_loc_fn=lambda site: torch.tensor(4.0 if site["name"] == "z" else 0.0),
+    )
+    guide()
+    with RandomStream(0):
+        told = missed_peaks(guide, fragile, (), {}, math.log(0.5))
+    assert "a peak that the guide does not reach" in told.text
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_starts_are_parted_from_known_peaks_by_a_dip(seed: int) -> None:
     guide = at_one(mixture(0.5, 4.0), (-4.0, 0.0), 0.5)
