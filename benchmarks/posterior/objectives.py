@@ -106,7 +106,7 @@ def compare(arguments: Any) -> list[dict[str, Any]]:
             sets[name] = {"exact": target.exact(1000)}
         jobs = [(method, seed) for method in arguments.methods for seed in arguments.seeds]
         if arguments.nuts and name in WITH_NUTS:
-            jobs.append(("NUTS", arguments.seeds[0]))
+            jobs += [("NUTS", seed) for seed in arguments.seeds]
         for method, seed in jobs:
             steps = arguments.nuts if method == "NUTS" else arguments.num_steps
             budget = arguments.cpu_seconds
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     )
     options.add_argument("--targets", nargs="+", choices=ALL, default=list(TARGETS))
     options.add_argument(
-        "--nuts", type=int, default=1000, metavar="N", help="draws of NUTS, 0 for none"
+        "--nuts", type=int, default=1000, metavar="N", help="draws of NUTS for each seed, 0 for none"
     )
     options.add_argument("--reference", action="store_true", help="long chains, of seeds 1 to 4")
     options.add_argument("--instability", action="store_true", help="see above")
