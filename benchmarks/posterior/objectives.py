@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     )
     options.add_argument("--targets", nargs="+", choices=ALL, default=list(TARGETS))
     options.add_argument(
-        "--nuts", type=int, default=1000, metavar="N", help="draws of NUTS for each seed, 0 for none"
+        "--nuts", type=int, default=1000, metavar="N", help="draws of NUTS, each seed; 0: none"
     )
     options.add_argument("--reference", action="store_true", help="long chains, of seeds 1 to 4")
     options.add_argument("--instability", action="store_true", help="see above")

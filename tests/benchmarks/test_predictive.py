@@ -14,6 +14,8 @@ from benchmarks.common import format_table
 from benchmarks.papers.predictive import (
     forecasting,
     predictive_branches,
+    predictive_curve,
+    predictive_grid,
 )
 from benchmarks.papers.predictive._networks import Recipe, by_maximum_likelihood
 from benchmarks.papers.predictive._predictive import (
@@ -168,6 +170,44 @@ def test_branches_are_paired_by_state_and_seed() -> None:
     expected = [[state, "labels", "+0.75 ± 0.25"] for state in ("best", "last")]
     table = predictive_branches.margins(rows)
     assert table == format_table(["state", "method", "log density"], expected)
+
+
+def test_draws_shapes_and_the_context_are_paired_by_seed() -> None:
+    rows: list[dict[str, Any]] = [
+        {"guide": guide, "shape": shape, "draws": draws, "seed": seed, "rmse": error + seed}
+        for guide, error in (("unconditioned", 1.0), ("conditional", 0.5))
+        for shape, draws in (("[1, N]", 10), ("[5, 16, N]", 10), ("[1, N]", 100))
+        for seed in (0, 1)
+    ]
+    for row in rows:
+        row["rmse"] += row["draws"] + row["seed"] * (row["shape"] == "[1, N]")
+        row["sd extra, min"] = 0.0
+    zero = "+0.00 ± 0.00"
+    guides = ("unconditioned", "conditional")
+    more = [[guide, "[1, N]", 100, "+90.00 ± 0.00", zero] for guide in guides]
+    names = ["rmse", "sd extra"]
+    assert predictive_grid.differences(rows) == format_table(
+        ["guide", "shape", "draws", *names], more
+    )
+    wider = [[guide, 10, "[1, N]", "+0.50 ± 0.50", zero] for guide in guides]
+    assert predictive_grid.shapes(rows) == format_table(["guide", "draws", "shape", *names], wider)
+    assert predictive_grid.context(rows).count("| conditional | -0.50 ± 0.00 |") == 3
+
+
+def test_methods_are_paired_by_state_and_seed() -> None:
+    first = next(iter(predictive_curve.METHODS))
+    measured = {"sd regular": 0.1, "sd extra, min": 1.0}
+    rows = [
+        {"method": method, "seed": seed, "state": state, "rmse": error * (1 + seed), **measured}
+        for method, error in ((first, 1.0), ("HMC", 0.5))
+        for state in ("best", "last")
+        for seed in (0, 1)
+        if (method, state) != ("HMC", "best")
+    ]
+    table = predictive_curve.differences(rows)
+    assert table.splitlines()[2:] == [
+        "| last  | HMC    | -0.750 ± 0.250 | +0.000 ± 0.000 | +0.000 ± 0.000 |"
+    ]
 
 
 def test_windows_are_split_by_time_and_standardised_by_the_training_part() -> None:

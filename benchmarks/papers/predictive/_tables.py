@@ -36,24 +36,26 @@ def over_seeds(
 
 def paired(
     rows: Sequence[Mapping[str, Any]],
-    base: str,
+    base: Any,
     by: Sequence[str],
     columns: Mapping[str, tuple[str, str]],
+    of: str = "method",
 ) -> str:
     """
     What other methods have more than one of them, paired by seed.
 
     :param rows: of a record; those without a seed are left out.
-    :param str base: the method that is subtracted.
+    :param base: the method that is subtracted.
     :param by: the keys that a pair has in common, beside the seed.
     :param columns: see :func:`over_seeds`.
+    :param str of: the key that tells methods apart.
     """
     keys = ("seed", *by)
-    bases = {tuple(row[k] for k in keys): row for row in rows if row["method"] == base}
+    bases = {tuple(row[k] for k in keys): row for row in rows if row[of] == base}
     more = []
     for row in rows:
         other = bases.get(tuple(row[k] for k in keys))
-        if other is not None and row["method"] != base:
+        if other is not None and row[of] != base:
             difference = {key: row[key] - other[key] for key in columns}
-            more.append({key: row[key] for key in (*by, "method")} | difference)
-    return over_seeds(more, (*by, "method"), columns)
+            more.append({key: row[key] for key in (*by, of)} | difference)
+    return over_seeds(more, (*by, of), columns)

@@ -37,7 +37,7 @@ from benchmarks.papers.predictive._predictive import (
     train,
     x_sin_x,
 )
-from benchmarks.papers.predictive._tables import over_seeds
+from benchmarks.papers.predictive._tables import over_seeds, paired
 from benchmarks.records import write_record
 from benchmarks.shared.curves import draw_curves
 from pyro_implicit import AdversarialELBO, HyperNetworkGuide
@@ -173,6 +173,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         "cpu_seconds": ("CPU s", ".0f"),
     }
     return over_seeds(rows, ("method", "state"), measured)
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """What each method has more than the first one in the same state, paired by seed."""
+    measured = {
+        "rmse": ("rmse", "+.3f"),
+        "sd regular": ("sd regular", "+.3f"),
+        "sd extra, min": ("sd extra", "+.3f"),
+    }
+    return paired(rows, next(iter(METHODS)), ("state",), measured)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:

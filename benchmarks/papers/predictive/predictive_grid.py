@@ -33,7 +33,7 @@ from benchmarks.papers.predictive._predictive import (
     train,
     x_sin_x,
 )
-from benchmarks.papers.predictive._tables import over_seeds
+from benchmarks.papers.predictive._tables import over_seeds, paired
 from benchmarks.records import write_record
 from benchmarks.shared.curves import draw_curves
 from pyro_implicit.generators import MLPGenerator
@@ -56,6 +56,7 @@ SHAPES: dict[str, tuple[int, int | None]] = {
     "[N, N]": (0, None),
     "[N, N, N]": (0, 0),
 }
+_DIFFERENCES = {"rmse": ("rmse", "+.2f"), "sd extra, min": ("sd extra", "+.2f")}
 
 
 def _generator(noises: int, hidden: int | None, extra: int, outputs: int) -> MLPGenerator:
@@ -118,6 +119,21 @@ def table(rows: list[dict[str, Any]]) -> str:
         "step": ("step", ".0f"),
     }
     return over_seeds(rows, ("guide", "shape", "draws"), measured)
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """What other numbers of draws have more than 10, paired by seed."""
+    return paired(rows, 10, ("guide", "shape"), _DIFFERENCES, "draws")
+
+
+def shapes(rows: list[dict[str, Any]]) -> str:
+    """What other shapes have more than the small perceptron, paired by seed."""
+    return paired(rows, "[5, 16, N]", ("guide", "draws"), _DIFFERENCES, "shape")
+
+
+def context(rows: list[dict[str, Any]]) -> str:
+    """What the conditional guide has more than the unconditioned one, paired by seed."""
+    return paired(rows, "unconditioned", ("shape", "draws"), _DIFFERENCES, "guide")
 
 
 def _jobs(arguments: Any) -> Iterator[tuple[int, str, str, int]]:
