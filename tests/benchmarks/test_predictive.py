@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.benchmark import replaced
 from benchmarks.common import format_table
 from benchmarks.papers.predictive import (
+    _forecast_data,
+    _forecast_figure,
+    _forecast_fits,
     forecasting,
     predictive_branches,
     predictive_curve,
@@ -237,3 +241,25 @@ def test_the_score_of_gaussian_draws_is_that_of_the_gaussian() -> None:
     assert found["MAPE"] is None
     # the mean of CRPS over y ~ N(0, 1) is 1 / sqrt pi
     assert found["CRPS"] / windows.scale == pytest.approx(torch.pi**-0.5, rel=0.03)
+
+
+def test_an_ensemble_has_a_draw_of_each_network_and_dropout_a_rate() -> None:
+    torch.manual_seed(0)
+    found = of(np.sin(np.arange(120) * 0.5) + 3.0)
+    windows = _forecast_data.Windows(found)
+    shorter = {"num_members": 3, "dropout": [0.0, 0.9], "num_draws": 7}
+    with replaced(_forecast_fits.SETTINGS, shorter):
+        f, chosen = _forecast_fits.fit("own", "ensemble of 5", windows, 1, range(2))
+        assert f.shape == (3, *windows.test[1].shape) and 1 <= chosen["epoch"] <= 2
+        assert f.std(0).min() > 0
+        f, chosen = _forecast_fits.fit("own", "MC dropout", windows, 1, range(30))
+    assert f.shape == (7, *windows.test[1].shape)
+    assert chosen["rate"] == 0.0 and f.std(0).max() == 0  # a smooth curve needs none
+
+
+def test_bands_are_quantiles_with_noise() -> None:
+    torch.manual_seed(0)
+    low, median, high = _forecast_figure.band(torch.zeros(5, 200, 3), 2.0)
+    assert median.mean().item() == pytest.approx(0.0, abs=0.05)
+    assert high.mean().item() == pytest.approx(2 * 1.645, abs=0.05)
+    assert low.mean().item() == pytest.approx(-2 * 1.645, abs=0.05)

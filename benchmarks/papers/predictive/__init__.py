@@ -94,18 +94,22 @@ BENCHMARKS = (
             "CRPS": "in the series' units",
             "coverage": "of the central 90% interval",
             "noise": "its scale that validation chose, standardised",
+            "rate": "of dropout, that validation chose",
             **CPU,
         },
         records={
             "forecasting": "--series england --epochs 20 --num-particles 4",
             "forecasting_sun": "--series sun --epochs 20 --num-particles 4",
         },
-        short='--epochs 1 --num-particles 2 --seeds 0 --methods "maximum likelihood" conditional',
+        short="--epochs 1 --num-particles 2 --seeds 0",
         short_settings={
+            "num_members": 2,
+            "dropout": [0.1],
             "batch_size": {"england": 3000, "sun": 3000},
             "num_draws": 5,
             "scales": [0.25, 0.5],
         },
         needs=("cet_monthly.npz", "solar_tsi.npz"),
+        figure=True,
     ),
 )

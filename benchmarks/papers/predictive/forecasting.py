@@ -1,7 +1,9 @@
 """
 Forecasts of two series by N-BEATS (section 3.4 of Dabrowski and Pagendam; their table 3): trained
 by maximum likelihood, under an unconditioned and a conditional implicit posterior (4 noises, 16
-ReLU units; posterior-predictive loss per window), and under mean-field VI.
+ReLU units; posterior-predictive loss per window), and under mean-field VI. Beside them five
+networks by maximum likelihood, and one whose units are left out in training and in prediction (MC
+dropout) at a rate that validation chooses.
 
 england  monthly temperature, 1723 to 1970: 6 months to 3, as in the paper
 sun      yearly total irradiance (a reconstruction), 1610 to 2000: two cycles of 11 years to 5 years
@@ -29,58 +31,27 @@ and windows are --season, --past and --ahead.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyro
-import pyro.distributions as dist
 import torch
-from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import Tensor
 from tqdm.auto import trange
 
 from benchmarks.common import fixed_seed, load_npz, parse, parser, positive, stopwatch
-from benchmarks.networks import NBeats
-from benchmarks.papers.predictive._predictive import loss
+from benchmarks.papers.predictive._forecast_data import Series, Windows
+from benchmarks.papers.predictive._forecast_figure import band, draw_forecasts
+from benchmarks.papers.predictive._forecast_fits import METHODS, SETTINGS, fit
 from benchmarks.papers.predictive._tables import over_seeds, paired
 from benchmarks.records import write_record
-from pyro_implicit import BayesianModule, ConditionalHyperNetworkGuide, HyperNetworkGuide, predict
-from pyro_implicit.training import Annealed, EarlyStopping
 
-SETTINGS: dict[str, Any] = {
-    "batch_size": {"england": 128, "sun": 32, "own": 128},
-    "lr": {"maximum likelihood": 0.01, "mean-field": 3e-3, "other": 1e-3},
-    "scale": 0.25,
-    "num_draws": 50,
-    "num_checks": 10,
-    "scales": [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0],
-}
-METHODS = ("maximum likelihood", "mean-field", "unconditioned", "conditional")
 SERIES = ("england", "sun")
-
-
-@dataclass(frozen=True)
-class Series:
-    """
-    :param values: oldest first, ``(N,)``.
-    :param str unit: of the values.
-    :param int season: steps after which they are alike.
-    :param int past: inputs of a window.
-    :param int ahead: outputs of a window.
-    :param bool is_ratio: whether a percentage of a value means something.
-    """
-
-    values: np.ndarray
-    unit: str
-    season: int
-    past: int
-    ahead: int
-    is_ratio: bool
+#: whose forecasts are drawn
+DRAWN = ("maximum likelihood", "ensemble of 5", "conditional")
 
 
 def series(name: str, arguments: Any) -> Series:
@@ -105,127 +76,6 @@ def _lines(path: Path) -> np.ndarray:
     except ValueError:
         lines = lines[1:]
     return np.asarray([float(line) for line in lines])
-
-
-class Windows:
-    """
-    Windows slid over a series, standardised by the mean and scale of the training part.
-
-    :ivar train: inputs ``(N, past)`` and targets ``(N, ahead)``.
-    :ivar validation: the same, later.
-    :ivar test: the same, later still.
-    :ivar seasonal: the values one season before the targets of the test.
-    """
-
-    def __init__(self, found: Series) -> None:
-        past, ahead, values = found.past, found.ahead, found.values
-        count = len(values) - past - ahead + 1
-        num_train = round(0.7 * count)
-        known = values[: num_train + past + ahead - 1]
-        self.series = found
-        self.mean, self.scale = float(known.mean()), float(known.std())
-        z = torch.as_tensor((values - self.mean) / self.scale, dtype=torch.float32)
-        slices = z.unfold(0, past + ahead, 1)
-        x, y = slices[:, :past].contiguous(), slices[:, past:].contiguous()
-        cut, gap = num_train - num_train // 7, ahead - 1  # no target is in two parts
-        self.train = (x[:cut], y[:cut])
-        self.validation = (x[cut + gap : num_train], y[cut + gap : num_train])
-        self.test = (x[num_train + gap :], y[num_train + gap :])
-        start = torch.arange(num_train + gap, count)[:, None] + past + torch.arange(ahead)
-        self.seasonal = z[(start - found.season).clamp(min=0)]
-
-
-def make_model(past: int, ahead: int, num_data: int, scale: Any, local: bool) -> Any:
-    """N-BEATS as a Pyro program, and its network."""
-    net = BayesianModule(NBeats(past, ahead), prior=dist.Normal(0.0, 1.0), local=local)
-
-    def model(x: Tensor, y: Tensor | None = None) -> None:
-        shared = None if local else net(x)
-        with pyro.plate("windows", num_data, subsample_size=len(x)):
-            f = net(x) if local else shared
-            f = pyro.deterministic("f", f, event_dim=1)
-            pyro.sample("y", dist.Normal(f, scale()).to_event(1), obs=y)
-
-    return model, net
-
-
-def make_guide(method: str, model: Any, net: BayesianModule) -> Any:
-    """The posterior model of a method."""
-    start = {"init_loc_fn": net.init_to_module}
-    if method == "maximum likelihood":
-        return AutoDelta(model, **start)
-    if method == "mean-field":
-        return AutoNormal(model, init_scale=0.01, **start)
-    settings: dict[str, Any] = {"noise_dim": 4, "hidden_dims": (16,), "activation": "relu"}
-    settings |= {"scale": 0.0, "init_scale": 0.02, **start}
-    kind = ConditionalHyperNetworkGuide if method == "conditional" else HyperNetworkGuide
-    return kind(model, **settings)
-
-
-@torch.no_grad()
-def draws(model: Any, guide: Any, x: Tensor, num_draws: int) -> Tensor:
-    """Draws of the forecasts, shape ``(S, N, ahead)``."""
-    options = {"num_samples": num_draws, "sites": ["f"], "parallel": True, "batch_size": 32}
-    with pyro.validation_enabled(False):
-        return predict(model, guide, x, **options)["f"]
-
-
-def log_predictive(f: Tensor, y: Tensor, scale: float) -> float:
-    """Mean over windows of the log of the mean over draws of the density of a window."""
-    log_p = dist.Normal(f, scale).log_prob(y).sum(-1)
-    return (log_p.logsumexp(0) - math.log(len(f))).mean().item()
-
-
-def fit(
-    name: str, method: str, windows: Windows, num_particles: int, epochs: Any
-) -> tuple[Tensor, float, int]:
-    """Draws at the test windows, the scale of the noise, and the epoch that they are from."""
-    x, y = windows.train
-    batch = SETTINGS["batch_size"][name]
-    per_epoch = -(-len(x) // batch)
-    scale = Annealed(1.0, SETTINGS["scale"], max(1, len(epochs) * per_epoch // 2))
-    past, ahead = x.shape[1], y.shape[1]
-    model, net = make_model(past, ahead, len(x), scale, method == "conditional")
-    guide = make_guide(method, model, net)
-    objective: Any = loss("per_datum", num_particles)
-    if method in ("maximum likelihood", "mean-field"):
-        count = 1 if method == "maximum likelihood" else num_particles
-        objective = Trace_ELBO(count, vectorize_particles=count > 1, max_plate_nesting=1)
-        model = without_prior(model) if method == "maximum likelihood" else model
-    rate = SETTINGS["lr"].get(method, SETTINGS["lr"]["other"])
-    decay = 0.1 ** (1 / (len(epochs) * per_epoch))
-    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": rate, "lrd": decay}), objective)
-    stopping = EarlyStopping(patience=10**6, mode="max")
-    count = 1 if method == "maximum likelihood" else SETTINGS["num_draws"]
-    every = max(1, len(epochs) // SETTINGS["num_checks"])
-    best_f: Any = None
-    for epoch in epochs:
-        for rows in torch.randperm(len(x)).split(batch):
-            svi.step(x[rows], y[rows])
-            scale.step()
-        if epoch % every == every - 1:
-            f = draws(model, guide, windows.validation[0], count)
-            scores = {s: log_predictive(f, windows.validation[1], s) for s in SETTINGS["scales"]}
-            stopping.step(max(scores.values()), guide)
-            if stopping.best_step == stopping.num_steps - 1:
-                best_f = max(scores, key=scores.__getitem__), epoch + 1
-    stopping.restore(guide)
-    return draws(model, guide, windows.test[0], count), *best_f
-
-
-def without_prior(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model without the density of its latents: what maximum likelihood maximises."""
-
-    class NoPrior(pyro.poutine.messenger.Messenger):
-        def _pyro_sample(self, msg: Any) -> None:
-            if not msg["is_observed"] and not pyro.poutine.util.site_is_subsample(msg):
-                msg["mask"] = False
-
-    def bare(*args: Any, **kwargs: Any) -> Any:
-        with NoPrior():
-            return model(*args, **kwargs)
-
-    return bare
 
 
 def scores(f: Tensor, y: Tensor, sigma: float | None, windows: Windows) -> dict[str, float | None]:
@@ -286,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     settings = copy.deepcopy(SETTINGS) | {"num_particles": arguments.num_particles}
     settings |= {"epochs": arguments.epochs}
     rows: list[dict[str, Any]] = []
+    bands: dict[str, Tensor] = {}
     for name in ["own"] if arguments.csv is not None else arguments.series:
         windows = Windows(series(name, arguments))
         own = windows.series
@@ -297,11 +148,15 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
                 epochs = trange(arguments.epochs, desc=method, disable=arguments.quiet)
                 job = (name, method, windows, arguments.num_particles, epochs)
                 with fixed_seed(seed), pyro.validation_enabled(False), stopwatch() as watch:
-                    f, sigma, epoch = fit(*job)
-                    found = scores(f, windows.test[1], sigma, windows)
-                row = {"series": name, "method": method, "seed": seed, "epoch": epoch, **found}
-                rows.append(row | {"noise": sigma, "cpu_seconds": watch.cpu_seconds})
+                    f, chosen = fit(*job)
+                    found = scores(f, windows.test[1], chosen["noise"], windows)
+                row = {"series": name, "method": method, "seed": seed, **chosen, **found}
+                rows.append(row | {"cpu_seconds": watch.cpu_seconds})
                 write_record("forecasting", arguments, settings, rows)
+                if method in DRAWN and seed == arguments.seeds[0]:
+                    bands[method] = band(f, chosen["noise"])
+        if arguments.figure is not None:
+            draw_forecasts(arguments.figure, windows, bands, own.unit)
     print(table(rows))
     return rows
 
@@ -316,7 +171,9 @@ def _naive(name: str, windows: Windows) -> list[dict[str, Any]]:
 
 
 def _options() -> Any:
-    options = parser(__doc__ or "", seeds=range(5), methods=METHODS)
+    options = parser(
+        __doc__ or "", seeds=range(5), methods=METHODS, figure="of the last series, first seed"
+    )
     options.add_argument("--series", nargs="+", choices=SERIES, default=list(SERIES))
     options.add_argument("--epochs", type=positive, default=100, help="(default: 100)")
     options.add_argument("--num-particles", type=positive, default=10, help="(default: 10)")
