@@ -38,6 +38,19 @@ def _all_methods(rows: Rows, module: ModuleType) -> None:
     assert [row["method"] for row in rows] == list(module.METHODS)
 
 
+def _every_method(rows: Rows, module: ModuleType) -> None:
+    assert {row["method"] for row in rows} >= set(module.METHODS)
+
+
+def _every_cell(rows: Rows, module: ModuleType) -> None:
+    found = {(row["guide"], row["shape"], row["draws"]) for row in rows}
+    assert len(found) == len(rows) == 2 * len(module.SHAPES) * 3
+
+
+def _every_guide(rows: Rows, module: ModuleType) -> None:
+    assert {row["guide"] for row in rows} == set(module.GUIDES)
+
+
 def _all_in_two_states(rows: Rows, module: ModuleType) -> None:
     found = [(row["method"], row["state"]) for row in rows]
     assert found == [(method, state) for method in module.METHODS for state in ("best", "last")]
@@ -142,6 +155,13 @@ CHECKS: dict[str, Callable[[Rows, ModuleType], None]] = {
     "vip_solar": _all_methods,
     "vip_lotka_volterra": _all_methods,
     "vip_cep": _all_methods,
+    "toy_regression": _every_method,
+    "entropy_estimates": _every_guide,
+    "vip_synthetic": _every_method,
+    "vip_uci": _every_method,
+    "forecasting": _every_method,
+    "predictive_curve": _every_method,
+    "predictive_grid": _every_cell,
     "predictive_branches": _all_in_two_states,
     "logdet_accuracy": _logdet,
     "ratio_accuracy": _ratio,

@@ -30,8 +30,7 @@ BENCHMARKS = (
             '"conditional, per datum" "conditional, expected" "unconditioned, per datum" '
             '"unconditioned, expected"',
         },
-        short='--num-steps 1 --hidden 3 --seeds 0 --methods "conditional, per datum" '
-        '"mixture density, per datum" mean-field prior-contrastive',
+        short="--num-steps 2 --hidden 3 --seeds 0",
         short_settings={"num_draws": 4},
         figure=True,
     ),
@@ -76,7 +75,7 @@ BENCHMARKS = (
             "predictive_grid": '--hidden 32 --num-steps 6000 --seeds 0 1 2 3 4 --shapes "[1, N]" '
             '"[5, 16, N]" "[N, N]" "[N, N, N]"'
         },
-        short="--num-steps 1 --hidden 3 --num-particles 2 --guides unconditioned --seeds 0",
+        short="--num-steps 1 --hidden 3 --num-particles 1 2 3 --seeds 0",
         figure=True,
     ),
     Benchmark(

@@ -19,8 +19,7 @@ BENCHMARKS = (
         rows="a method and a seed",
         columns=_SCORES,
         records={"vip_synthetic": ""},
-        short='--num-steps 3 --seeds 0 --methods "collapsed, frozen" "collapsed, fresh" '
-        '"weights, alpha=0" "weights, alpha=0.5" dropout',
+        short="--num-steps 3 --seeds 0",
         short_settings={"num_particles": 4, "num_functions_fresh": 30, "num_draws": 10},
         figure=True,
     ),
@@ -41,8 +40,7 @@ BENCHMARKS = (
             "yacht --splits 0 1 2 3 4 --max-rows 500 --num-steps 300 --effort 0.2 --methods "
             '"network, collapsed" "network, alpha=0" mean-field "exact GP" "sparse GP"',
         },
-        short='--sets energy --splits 0 --num-steps 2 --max-rows 30 --methods "network, alpha=0" '
-        '"network, collapsed" "sampler, collapsed" "exact GP" "sparse GP"',
+        short="--sets energy --splits 0 --num-steps 2 --max-rows 30 --effort 0.0001",
         short_settings={"sparse GP, steps": 2},
         needs=("uci/energy.npz",),
     ),
