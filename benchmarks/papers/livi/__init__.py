@@ -187,6 +187,8 @@ BENCHMARKS = (
         records={
             "entropy_estimates": '--seeds 0 1 2 --steps 1500 --checks 6 --guides "10 noises" '
             '"19 noises"',
+            "entropy_estimates_vae": "--seeds 0 1 2 --steps 6000 --checks 6 --guides "
+            '"VAE, 10 noises" "VAE, 19 noises"',
         },
         short="--seeds 0 --steps 2 --checks 1",
         short_settings={

@@ -56,6 +56,12 @@ SETTINGS: dict[str, Any] = {
     "encoder_samples": 2000,
     "batch_size": 256,
 }
+_STYLES = {
+    "linearised": ("linearised, Eq. 15", "C0o"),
+    "lanczos_upper": ("Lanczos, upper", "C1+"),
+    "lanczos_lower": ("Lanczos, lower", "C2x"),
+    "singular_value_bound": ("smallest singular value, Eq. 18", "C3s-."),
+}
 GUIDES: dict[str, dict[str, Any]] = {
     "10 noises": {"noise_dim": 10},
     "19 noises": {"noise_dim": 19},
@@ -142,7 +148,10 @@ def _estimates(guide: HyperNetworkGuide) -> dict[str, float]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """One panel for each guide, the first seed."""
+    """
+    One panel for each guide, the first seed; estimates differ in mark or line, so that it can be
+    read in grey. The encoder's is out of sight.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -160,18 +169,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         low, high = ([row[key] for row in own] for key in ("lower", "upper"))
         ax.fill_between(steps, low, high, color="black", alpha=0.3)
         ax.plot(steps, high, color="black", lw=2, label="importance-sampled (both sides)")
-        styles = {
-            "linearised": ("linearised, Eq. 15", "C0-"),
-            "lanczos_upper": ("Lanczos, upper", "C1--"),
-            "lanczos_lower": ("Lanczos, lower", "C1:"),
-            "singular_value_bound": ("smallest singular value, Eq. 18", "C3-."),
-        }
-        if "encoder" in own[0]:
-            styles["encoder"] = ("importance-sampled by the encoder, Eq. F.2", "k:")
-        for key, (label, style) in styles.items():
-            ax.plot(steps, [row[key] for row in own], style, label=label)
+        for key, (label, style) in _STYLES.items():
+            ax.plot(steps, [row[key] for row in own], style, mfc="none", label=label)
         ax.set(title=name, xlabel="step")
         ax.legend(fontsize=7)
+    for ax in panels.flat[len(names) :]:
+        ax.set_axis_off()
     for ax in panels[:, 0]:
         ax.set_ylabel("entropy (nats)")
     figure.tight_layout()
