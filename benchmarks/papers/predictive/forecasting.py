@@ -130,6 +130,12 @@ def margins(rows: list[dict[str, Any]]) -> str:
     return paired(rows, METHODS[0], ("series",), columns)
 
 
+def beside_ensemble(rows: list[dict[str, Any]]) -> str:
+    """How far each method is behind the ensemble, paired by seed."""
+    columns = {key: (key, "+.3f") for key in ("rmse", "CRPS", "coverage")}
+    return paired(rows, "ensemble of 5", ("series",), columns)
+
+
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns the rows."""
     arguments = parse(_options(), argv)
