@@ -160,8 +160,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         same = [row for row in rows if row["method"] == method]
         cells = [_cell([row.get(key) for row in same], _FORMS.get(key, ".3g")) for key in keys]
         notes = "; ".join(dict.fromkeys(row["note"] for row in same if row["note"]))
-        lines.append([method, *cells, notes])
-    return format_table(["method", *(COLUMNS[key] for key in keys), "notes"], lines)
+        lines.append([method, len(same), *cells, notes])
+    return format_table(["method", "seeds", *(COLUMNS[key] for key in keys), "notes"], lines)
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
