@@ -39,7 +39,14 @@ from benchmarks.common import (
 )
 from benchmarks.papers.vip._paired import paired
 from benchmarks.papers.vip._vip_curve import Prediction, dropout, network
-from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
+from benchmarks.papers.vip._vip_fits import (
+    Collapsed,
+    Fit,
+    Weights,
+    interval_coverage,
+    negative_log_likelihood,
+    train,
+)
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
 from pyro_implicit.processes import RandomNetwork
@@ -208,8 +215,11 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
 def _scores(data: Data, prediction: Prediction) -> dict[str, float]:
     mean, sd = (part[~data.kept] for part in prediction)
     y = data.y[~data.kept]
-    nll = negative_log_likelihood(y, (mean, sd))
-    return {"rmse": (mean - y).square().mean().sqrt().item(), "nll": nll}
+    return {
+        "rmse": (mean - y).square().mean().sqrt().item(),
+        "nll": negative_log_likelihood(y, (mean, sd)),
+        "coverage": interval_coverage(y, (mean, sd)),
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -217,11 +227,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
-        keys = ("rmse", "nll", "cpu_seconds")
-        cells = [mean_and_error([row[key] for row in own], ".2f") for key in keys]
+        keys = ("rmse", "nll", "coverage", "cpu_seconds")
+        *cells, seconds = (mean_and_error([row[key] for row in own], ".2f") for key in keys)
         scales = ", ".join(f"{row['scale']:g}" for row in own)
-        lines.append([method, len(own), *cells[:2], PAPER.get(method), scales, cells[2]])
-    header = ["method", "seeds", "RMSE", "NLL", "paper", "years / scale", "CPU s"]
+        lines.append([method, len(own), *cells, PAPER.get(method), scales, seconds])
+    header = ["method", "seeds", "RMSE", "NLL", "90% coverage", "paper", "years / scale", "CPU s"]
     return format_table(header, lines)
 
 

@@ -2,8 +2,9 @@
 The synthetic curve of the paper on variational implicit processes (section 4.1).
 
 300 inputs from N(0, 1), y = cos(5 x) / (|x| + 1) plus noise of scale 0.1; tested on the
-noiseless curve at 1000 points of [-3, 3], with the predictive density of an observation. The prior
-is a 1-10-10-1 network with random weights; Adam, rate 0.01, 500 steps on all data.
+noiseless curve at 1000 points of [-3, 3], with the predictive density of an observation; coverage
+is of new observations there, exact over their noise. The prior is a 1-10-10-1 network with random
+weights; Adam, rate 0.01, 500 steps on all data.
 
 collapsed, frozen   marginal likelihood of 20 functions that stay the same
 collapsed, fresh    of 20 new ones at each step; predicts with 200
@@ -49,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "num_particles": 32,
     **DROPOUT,
 }
+NOISE = 0.1  # of the data
 
 
 def curve(x: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ def curve(x: Tensor) -> Tensor:
 def data() -> tuple[Tensor, Tensor]:
     """The training set, from the random state."""
     x = torch.randn(300, 1)
-    return x, curve(x) + 0.1 * torch.randn(300)
+    return x, curve(x) + NOISE * torch.randn(300)
 
 
 def collapsed(
@@ -145,9 +147,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
             steps = trange(arguments.num_steps, desc=method, disable=arguments.quiet)
             with fixed_seed(seed), stopwatch() as watch:
                 mean, sd = shown[method] = METHODS[method](*train, new, steps)
-            rmse = (mean - curve(new)).square().mean().sqrt().item()
-            nll = -dist.Normal(mean, sd).log_prob(curve(new)).mean().item()
-            row = {"method": method, "seed": seed, "rmse": rmse, "nll": nll}
+            row = {"method": method, "seed": seed, **scores(curve(new), (mean, sd))}
             rows.append(row | {"cpu_seconds": watch.cpu_seconds})
     print(table(rows))
     write_record("vip_synthetic", arguments, SETTINGS, rows)
@@ -156,15 +156,29 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
+def scores(f: Tensor, prediction: Prediction) -> dict[str, float]:
+    """
+    :param torch.Tensor f: the noiseless curve.
+    :param prediction: mean and deviation of an observation.
+    """
+    mean, sd = prediction
+    noise, half = dist.Normal(f, NOISE), dist.Normal(0.0, 1.0).icdf(torch.tensor(0.95)) * sd
+    return {
+        "rmse": (mean - f).square().mean().sqrt().item(),
+        "nll": -dist.Normal(mean, sd).log_prob(f).mean().item(),
+        "coverage": (noise.cdf(mean + half) - noise.cdf(mean - half)).mean().item(),
+    }
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Means over seeds with their standard errors."""
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
-        keys = ("rmse", "nll", "cpu_seconds")
+        keys = ("rmse", "nll", "coverage", "cpu_seconds")
         cells = [mean_and_error([row[key] for row in own], ".3f") for key in keys]
         lines.append([method, len(own), *cells])
-    return format_table(["method", "seeds", "RMSE", "NLL", "CPU s"], lines)
+    return format_table(["method", "seeds", "RMSE", "NLL", "90% coverage", "CPU s"], lines)
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
