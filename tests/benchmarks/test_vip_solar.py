@@ -34,7 +34,7 @@ def test_missing_years_change_no_choice(small_data: Path) -> None:
 @pytest.mark.long
 def test_the_gaussian_process_fills_a_smooth_series(small_data: Path) -> None:
     data = vip_solar.Data(small_data)
-    (mean, sd), _ = vip_solar.exact_gp(data, lambda count: range(min(count, 100)))
+    (mean, sd), _ = vip_solar.gaussian_process(data, lambda count: range(min(count, 100)))
     assert (mean - data.y)[~data.kept].abs().mean() < 0.5
     assert bool((sd > 0).all())
 

@@ -10,7 +10,10 @@ collapsed, frozen   marginal likelihood of 20 functions that stay the same
 collapsed, fresh    of 20 new ones at each step; predicts with 200
 weights, alpha      Gaussian posterior of the coefficients of 20 frozen functions, AlphaEnergy
 exact GP            scikit-learn's, kernel RBF + periodic + white, optimised
+sparse GP           Pyro's variational one, kernel RBF, 20 inducing inputs, 500 steps at 0.05
 dropout             the network with dropout 0.01 at training and test (kept: 0.99, as in the paper)
+ensemble of 5       the network from five starts, by maximum likelihood
+mean-field          the network with normal weights, by the evidence bound: 2000 steps
 """
 
 from __future__ import annotations
@@ -39,8 +42,12 @@ from benchmarks.common import (
 )
 from benchmarks.papers.vip._paired import paired
 from benchmarks.papers.vip._vip_curve import DROPOUT, Prediction, dropout, network
+from benchmarks.papers.vip._vip_fits import Fit, train
+from benchmarks.papers.vip._vip_peers import PEERS, Ensemble, MeanField
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
+from benchmarks.shared.uci import Split
+from benchmarks.shared.uci_peers import sparse_gaussian_process
 from pyro_implicit import AlphaEnergy, ImplicitProcess
 from pyro_implicit.processes import RandomNetwork
 
@@ -49,6 +56,9 @@ SETTINGS: dict[str, Any] = {
     "num_functions_fresh": 200,
     "num_particles": 32,
     **DROPOUT,
+    "peers": PEERS,
+    "mean-field, times the steps": 4,
+    "sparse GP": {"num_inducing": 20, "rate": 0.05},
 }
 NOISE = 0.1  # of the data
 
@@ -123,13 +133,44 @@ def exact_gp(x: Tensor, y: Tensor, new: Tensor, _: Any) -> Prediction:
     return torch.as_tensor(mean).float(), torch.as_tensor(sd).float()
 
 
+def sparse_gp(x: Tensor, y: Tensor, new: Tensor, steps: Any) -> Prediction:
+    """That of the UCI sets."""
+    split = Split(x, y, new, torch.empty(0), 1.0)
+    seed = torch.initial_seed()
+    mean, sd = sparse_gaussian_process(split, seed, steps=steps, **SETTINGS["sparse GP"])
+    return mean.float(), sd.float()
+
+
+def by_fit(fit: Fit, x: Tensor, y: Tensor, new: Tensor, steps: Any) -> Prediction:
+    """Of a peer that is a network, or some."""
+    train(fit, (x, y), steps, rate=SETTINGS["lr"])
+    with torch.no_grad():
+        return fit.predict(x, y, new)
+
+
+def ensemble(*job: Any) -> Prediction:
+    """Several networks."""
+    return by_fit(Ensemble(network, PEERS["num_members"], SETTINGS["noise"]), *job)
+
+
+def mean_field(*job: Any) -> Prediction:
+    """More steps than the others have, which cost less."""
+    *data, steps = job
+    more = range(SETTINGS["mean-field, times the steps"] * len(steps))
+    fit = MeanField(network(), SETTINGS["noise"], **PEERS["mean-field"])
+    return by_fit(fit, *data, more)
+
+
 METHODS: dict[str, Callable[..., Prediction]] = {
     "collapsed, frozen": lambda *job: collapsed(*job, seed=0),
     "collapsed, fresh": lambda *job: collapsed(*job, seed=None),
     "weights, alpha=0": lambda *job: by_weights(*job, alpha=0.0),
     "weights, alpha=0.5": lambda *job: by_weights(*job, alpha=0.5),
     "exact GP": exact_gp,
+    "sparse GP": sparse_gp,
     "dropout": dropout,
+    "ensemble of 5": ensemble,
+    "mean-field": mean_field,
 }
 
 
