@@ -34,17 +34,23 @@ BENCHMARKS = (
             **UCI,
             "steps": "by early stopping, or all; an exact GP has none",
             "rows": "that the prediction is conditioned on",
+            "settings": "of what begins at a mode",
             **_SCORES,
             "coverage": "of the central 90% interval",
         },
         records={
             "vip_uci": "",
+            "vip_uci_choice": "--choose --sets boston concrete energy kin8nm naval power protein "
+            'wine yacht --splits 0 --methods "MC dropout" SWAG',
             "vip_uci_controls": "--sets boston concrete energy kin8nm naval power protein wine "
             "yacht --splits 0 1 2 3 4 --max-rows 500 --num-steps 300 --effort 0.2 --methods "
             '"network, collapsed" "network, alpha=0" mean-field "exact GP" "sparse GP"',
         },
         short="--sets energy --splits 0 --num-steps 2 --max-rows 30 --effort 0.0001",
-        short_settings={"sparse GP, steps": 2},
+        short_settings={
+            "sparse GP, steps": 2,
+            "peers": {"mode_steps": 2, "num_steps": 20, "num_draws": 4},
+        },
         needs=("uci/energy.npz",),
     ),
     Benchmark(

@@ -16,8 +16,8 @@ from pyro_implicit.processes import RandomNetwork
 
 __all__ = ["PEERS", "Ensemble", "MeanField"]
 
-#: prior and spread of mean-field by the bound on a training set of vip_synthetic with another seed
-#: (99): of 1, 2, 4 and of 0.01, 0.05. Trained, the scales of the prior go to 0, and the fit with them
+#: prior and spread of mean-field by the bound on a training set of vip_synthetic with a seed of its
+#: own (99), of 1, 2, 4 and of 0.01, 0.05; trained, the prior's scales fell, and all functions to 0
 PEERS: dict[str, Any] = {
     "num_members": 5,
     "mean-field": {"num_particles": 10, "num_draws": 200, "prior": 4.0, "spread": 0.01},

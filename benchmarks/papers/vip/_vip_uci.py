@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from tqdm.auto import trange
 
 from benchmarks.common import fixed_seed
+from benchmarks.papers.vip._uci_peers import PEERS
+from benchmarks.papers.vip._uci_peers import SETTINGS as OF_PEERS
 from benchmarks.papers.vip._vip_fits import Collapsed, Fit, Weights, negative_log_likelihood, train
 from benchmarks.shared.uci import Split, build_model, score
 from benchmarks.shared.uci_fits import Workbench, choice
@@ -30,6 +32,7 @@ METHODS = (
     "mean-field",
     "exact GP",
     "sparse GP",
+    *PEERS,
 )
 SETTINGS: dict[str, Any] = {
     "hidden units": [10, 10],
@@ -44,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     "exact GP": {"learn_from": 1000, "condition_on": 5000},
     "sparse GP": {"num_inducing": 100, "rate": 0.05},
     "sparse GP, steps": 300,
+    "peers": OF_PEERS,
 }
 
 

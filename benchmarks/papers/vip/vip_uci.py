@@ -13,17 +13,23 @@ exact GP     scikit-learn's, a length scale for each input; kernel and noise by 
              likelihood of at most 1000 rows, conditioned on at most 5000
 sparse GP    Pyro's variational one, 100 inducing inputs, by its bound for all rows
 
+Peers, of the network of mean-field, by the code and settings of livi_uci: MAP (the first of five
+modes, of 1000 steps), ensemble of 5 (all of them), Laplace (laplace-torch's at the first, of all
+weights or the last layer), MC dropout, SWAG. The share of units that dropout leaves out and the
+rate of SWAG's path were chosen by --choose, which holds out 15% of the training part of split 0.
+
 The number of steps (early stopping), a factor on the noise and, with several --psi, the one of the
 collapsed objective are chosen for each split on 15% of its training part; the fit is then made
-anew on all of it, and scored once on the test part. The last three choose nothing. More than 1000
-rows: minibatches of 1000 (collapsed: each a data set of its own; the prediction conditions on all).
+anew on all of it, and scored once on the test part. Mean-field and GPs choose nothing. Of more than
+1000 rows: minibatches of 1000 (collapsed: each a data set of its own; the prediction conditions on
+all).
 """
 
 from __future__ import annotations
 
 import statistics
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyro
@@ -38,6 +44,7 @@ from benchmarks.common import (
     stopwatch,
 )
 from benchmarks.papers.vip._paired import mean_cell, paired
+from benchmarks.papers.vip._uci_peers import PEERS, Peers, installed
 from benchmarks.papers.vip._vip_uci import (
     METHODS,
     SETTINGS,
@@ -69,6 +76,7 @@ BASE = "network, collapsed"
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark and returns one row for each fit."""
     arguments = parse(_options(), argv)
+    arguments.methods = installed(arguments.methods)
     jobs = [
         (name, index, seed)
         for name in arguments.sets
@@ -78,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with pyro.validation_enabled(False):  # of shapes and values, at every step
         for job in tqdm(jobs, disable=arguments.quiet):
-            for method in arguments.methods:
-                rows.append(_row(arguments, method, *job))
+            for row in _rows(arguments, *job):
+                rows.append(row)
                 write_record("vip_uci", arguments, SETTINGS, rows)
-    print(table(rows))
+    print((choices if arguments.choose else table)(rows))
     return rows
 
 
@@ -90,6 +98,18 @@ def _splits(arguments: Namespace, name: str) -> list[int]:
     if not all(0 <= index < count for index in arguments.splits):
         raise SystemExit(f"error: {name} has splits 0 to {count - 1}, found {arguments.splits}")
     return list(arguments.splits)
+
+
+def _rows(arguments: Namespace, name: str, index: int, seed: int) -> Iterator[dict[str, Any]]:
+    """All methods on one split; the peers share their modes."""
+    peers = None
+    for method in arguments.methods:
+        if method not in PEERS:
+            yield _row(arguments, method, name, index, seed)
+            continue
+        peers = peers or Peers(arguments, name, index, seed, SETTINGS["peers"])
+        for found in peers.rows(method):
+            yield {"set": name, "method": method, "split": index, "seed": seed, **found}
 
 
 def _row(arguments: Namespace, method: str, name: str, index: int, seed: int) -> dict[str, Any]:
@@ -115,14 +135,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for name, method in dict.fromkeys((row["set"], row["method"]) for row in rows):
         own = [row for row in rows if (row["set"], row["method"]) == (name, method)]
-        column = PAPER_COLUMNS.index(method.partition(",")[0])
+        kind = method.partition(",")[0]
+        paper = dict(zip(PAPER_COLUMNS, PAPER.get(name, ()), strict=False)).get(kind)
         lines.append(
             [
                 name,
                 method,
                 len(own),
                 *(mean_cell([row[key] for row in own if key in row]) for key in _SCORES),
-                PAPER[name][column] if name in PAPER else None,
+                paper,
                 *(_count(own, key) for key in ("steps", "cpu_seconds")),
             ]
         )
@@ -131,6 +152,25 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 _SCORES = ("rmse", "nll", "coverage")
+
+
+def choices(rows: list[dict[str, Any]]) -> str:
+    """Negative log-likelihood of held-out rows by each candidate, one line for each set."""
+    tried: dict[Any, dict[str, list[float]]] = {(r["method"], _setting(r)): {} for r in rows}
+    for row in rows:
+        tried[row["method"], _setting(row)].setdefault(row["set"], []).append(row["nll"])
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    lines = [
+        [name, *(f"{statistics.fmean(found[name]):.3f}" for found in tried.values())]
+        for name in sets
+    ]
+    return format_table(["set", *(f"{method}, {value:g}" for method, value in tried)], lines)
+
+
+def _setting(row: dict[str, Any]) -> float:
+    """What was tried: the share of units left out, or the rate."""
+    settings = row["settings"]
+    return settings["rate"] if settings["dropout"] is None else settings["dropout"]
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
@@ -156,6 +196,9 @@ def _options() -> Any:
     )
     options.add_argument(
         "--psi", type=float, nargs="+", default=[0.0], help="to choose from; 0: none (default: 0)"
+    )
+    options.add_argument(
+        "--choose", action="store_true", help="all candidates of dropout and SWAG, on held-out rows"
     )
     return options
 
