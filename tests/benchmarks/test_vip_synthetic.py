@@ -36,6 +36,14 @@ def test_an_independent_gaussian_process() -> None:
     assert bool((sd > 0).all())
 
 
+def test_coverage_is_of_observations() -> None:
+    f = torch.tensor([0.0, 1.0])
+    exact = vip_synthetic.scores(f, (f, torch.full((2,), vip_synthetic.NOISE)))
+    assert exact["coverage"] == pytest.approx(0.9, abs=1e-4) and exact["rmse"] == 0
+    far = vip_synthetic.scores(f, (f + 5, torch.full((2,), vip_synthetic.NOISE)))
+    assert far["coverage"] == pytest.approx(0.0, abs=1e-4)
+
+
 def test_differences_are_to_fresh_functions() -> None:
     rows = [
         {"method": method, "seed": seed, "rmse": 0.5, "nll": nll}

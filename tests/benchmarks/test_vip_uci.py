@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.papers.vip import vip_uci
+from benchmarks.papers.vip import _uci_peers, vip_uci
 from benchmarks.papers.vip._vip_fits import Collapsed, Weights, negative_log_likelihood, train
 from benchmarks.papers.vip._vip_uci import SETTINGS, run_gaussian_process, run_process
 from benchmarks.shared import uci_fits
@@ -72,6 +72,30 @@ def test_an_exact_process_of_many_rows(data_root: Path, monkeypatch: pytest.Monk
     whole = load_split(data_root, "toy", 0)
     row = run_gaussian_process("exact GP", whole, seed=0, quiet=True)
     assert row["rows"] == 30 and row["rmse"] < 2.0
+
+
+@pytest.mark.long
+def test_candidates_of_peers_are_tried_on_held_out_rows(
+    data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {"mode_steps": 2, "num_steps": 20, "num_draws": 3, "num_members": 2}
+    monkeypatch.setitem(SETTINGS, "peers", short)
+    command = ["--data-root", str(data_root), "--sets", "toy", "--splits", "0", "--quiet"]
+    command += ["--methods", "MC dropout", "SWAG"]
+    tried = vip_uci.main([*command, "--choose"])
+    assert [row["method"] for row in tried] == 3 * ["MC dropout"] + 3 * ["SWAG"]
+    assert {row["rows"] for row in tried} == {42}
+    header, _, line = vip_uci.choices(tried).splitlines()
+    assert "MC dropout, 0.05" in header and "SWAG, 0.001" in header and "| toy " in line
+    assert [row["rows"] for row in vip_uci.main(command)] == [50, 50]
+
+
+def test_peers_without_their_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_uci_peers, "has_laplace", lambda: False)
+    assert _uci_peers.installed(["MAP", "Laplace", "exact GP"]) == ["MAP", "exact GP"]
+    assert "no rows of ['Laplace']: pip install laplace-torch" in capsys.readouterr().out
 
 
 def test_differences_are_to_the_collapsed_objective_on_the_same_split() -> None:

@@ -170,7 +170,7 @@ def choices(rows: list[dict[str, Any]]) -> str:
 def _setting(row: dict[str, Any]) -> float:
     """What was tried: the share of units left out, or the rate."""
     settings = row["settings"]
-    return settings["rate"] if settings["dropout"] is None else settings["dropout"]
+    return float(settings["rate"] if settings["dropout"] is None else settings["dropout"])
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
