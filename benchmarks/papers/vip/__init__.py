@@ -40,8 +40,8 @@ BENCHMARKS = (
         },
         records={
             "vip_uci": "",
-            "vip_uci_choice": "--choose --sets boston concrete energy kin8nm naval power protein "
-            'wine yacht --splits 0 --methods "MC dropout" SWAG',
+            "vip_uci_choice": "--choose --sets power protein wine yacht --splits 0 --methods "
+            '"MC dropout" SWAG',
             "vip_uci_controls": "--sets boston concrete energy kin8nm naval power protein wine "
             "yacht --splits 0 1 2 3 4 --max-rows 500 --num-steps 300 --effort 0.2 --methods "
             '"network, collapsed" "network, alpha=0" mean-field "exact GP" "sparse GP"',
