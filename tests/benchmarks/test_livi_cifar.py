@@ -17,6 +17,8 @@ from benchmarks.networks import WideResNet
 from benchmarks.papers.livi import cifar
 from benchmarks.papers.livi._bfloat16 import in_bfloat16
 from benchmarks.papers.livi._cifar_data import CORRUPTIONS, corrupted, load
+from benchmarks.papers.livi._cifar_figure import draw_levels
+from benchmarks.shared.image_scores import PREDICTIONS
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
@@ -73,6 +75,14 @@ def test_tables() -> None:
     (apart,) = cifar.differences(rows).splitlines()[2:]
     assert "-0.250 ± 0.000" in apart
     assert all(math.isfinite(row["accuracy 0"]) for row in rows)
+
+
+@pytest.mark.long
+def test_the_figure_shows_every_level(tmp_path: Path) -> None:
+    scores = [f"{score} {kind}" for score in PREDICTIONS for kind in ("0", *CORRUPTIONS)]
+    rows = [{"method": method, **dict.fromkeys(scores, 0.5)} for method in ("map", "lanczos")]
+    draw_levels(tmp_path / "figure.png", rows, cifar.NAMES)
+    assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
 def test_laplace_is_left_out_where_it_is_not_installed(

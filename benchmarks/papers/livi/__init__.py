@@ -162,6 +162,7 @@ BENCHMARKS = (
         short_settings={"num_draws": 2, "num_modes": 2},
         needs=("cifar10_jpeg.npz", "cifar100_test_jpeg.npz"),
         extra="torchvision torchmetrics",
+        figure=True,
     ),
     Benchmark(
         "papers.livi.entropy_estimates",

@@ -16,7 +16,7 @@ from torchvision.transforms.functional import gaussian_blur
 from benchmarks.common import load_npz
 from benchmarks.shared.judged_images import Images
 
-__all__ = ["CORRUPTIONS", "OTHERS", "corrupted", "load"]
+__all__ = ["CORRUPTIONS", "LEVELS", "OTHERS", "SPOILT", "corrupted", "load"]
 
 #: what the images of other classes are, and their files
 OTHERS = {"CIFAR-100": "cifar100_test_jpeg.npz"}
@@ -45,6 +45,7 @@ _KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "noise": _noise,
     "brightness": _brightness,
 }
+SPOILT = tuple(_KINDS)
 #: by name and level, as scores are named
 CORRUPTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     f"{kind} {level}": partial(spoil, level=level)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.livi._mnist_data import ANGLES
+from benchmarks.papers.livi._score_lines import draw_lines
 
 __all__ = ["draw_angles"]
 
-_STYLES = ("-", "--", "-.", ":")
-_MARKS = "osv^D*xP+"
 _LABELS = {"nll": "negative log-likelihood", "ece": "calibration error"}
 
 
@@ -28,21 +27,8 @@ def draw_angles(path: Path, rows: list[dict[str, Any]], names: dict[str, str]) -
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.4))
-    methods = list(dict.fromkeys(row["method"] for row in rows))
     for ax, (score, label) in zip(panels, _LABELS.items(), strict=True):
-        for place, method in enumerate(methods):
-            own = [row for row in rows if row["method"] == method]
-            means = [sum(row[f"{score} {angle}"] for row in own) / len(own) for angle in ANGLES]
-            ax.plot(
-                ANGLES,
-                means,
-                _STYLES[place % len(_STYLES)],
-                marker=_MARKS[place % len(_MARKS)],
-                color="black" if method == "lanczos" else f"C{place}",
-                ms=5,
-                lw=1.2,
-                label=names[method],
-            )
+        draw_lines(ax, ANGLES, [f"{score} {angle}" for angle in ANGLES], rows, names)
         ax.set(xlabel="degrees", ylabel=label, xticks=ANGLES[::2])
     panels[0].legend(fontsize=8)
     figure.tight_layout()

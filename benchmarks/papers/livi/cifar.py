@@ -41,6 +41,7 @@ from benchmarks.common import (
 from benchmarks.networks import WideResNet
 from benchmarks.papers.livi._bfloat16 import in_bfloat16
 from benchmarks.papers.livi._cifar_data import OTHERS, load
+from benchmarks.papers.livi._cifar_figure import draw_levels
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
 from benchmarks.shared.image_posteriors import SETTINGS as OF_MNIST
@@ -134,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
         rows.append(row)
         write_record("cifar", arguments, _settings(arguments), rows)
     print(choice(rows) if arguments.choose else table(rows))
+    if arguments.figure is not None and not arguments.choose:
+        draw_levels(arguments.figure, rows, NAMES)
     return rows
 
 
@@ -243,7 +246,8 @@ def _means(
 
 
 def _options() -> argparse.ArgumentParser:
-    options = parser(__doc__ or "", seeds=[0, 1, 2], methods=tuple(NAMES))
+    what = "scores against levels, means over seeds"
+    options = parser(__doc__ or "", seeds=[0, 1, 2], methods=tuple(NAMES), figure=what)
     options.add_argument("--network", choices=list(NETWORKS), default="lenet")
     options.add_argument(
         "--bfloat16", action="store_true", help="a wide residual network's blocks in bfloat16"
