@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyro.contrib.gp as gp
@@ -97,7 +98,12 @@ def has_laplace() -> bool:
 
 
 def laplace(
-    split: Split, weights: Mapping[str, Tensor], sigma: float, subset: str
+    split: Split,
+    weights: Mapping[str, Tensor],
+    sigma: float,
+    subset: str,
+    structure: str = "full",
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """
     laplace-torch's, linearised; prior precision and noise by the marginal likelihood.
@@ -105,29 +111,45 @@ def laplace(
     :param weights: a mode of the network of :func:`benchmarks.shared.uci.build_model`.
     :param float sigma: the noise at the mode.
     :param str subset: ``"all"`` or ``"last_layer"``.
+    :param str structure: of the Hessian: ``"full"`` or ``"kron"``.
+    :param dtype: of all that follows the mode.
     :returns: mean and deviation of each held-out target, shape ``(M,)`` each.
     """
     from laplace import Laplace
 
     units, inputs = weights["0.weight"].shape
-    mode = nn.Sequential(nn.Linear(inputs, units), nn.Tanh(), nn.Linear(units, 1))
+    mode = nn.Sequential(nn.Linear(inputs, units), nn.Tanh(), nn.Linear(units, 1)).to(dtype)
     mode.load_state_dict(dict(weights))
-    data = DataLoader(TensorDataset(split.x, split.y[:, None]), batch_size=len(split.x))
+    rows = TensorDataset(split.x.to(dtype), split.y[:, None].to(dtype))
     found: Any = Laplace(
-        mode, "regression", subset_of_weights=subset, hessian_structure="full", sigma_noise=sigma
+        mode, "regression", subset_of_weights=subset, hessian_structure=structure, sigma_noise=sigma
     )
-    found.fit(data)
+    found.fit(DataLoader(rows, batch_size=len(rows)))
+    _by_marginal_likelihood(found, sigma)
+    with torch.no_grad():
+        mean, variance = found(split.x_held.to(dtype))
+        noise = found.sigma_noise.double().square()
+    return mean[:, 0].double(), (variance[:, 0, 0].double() + noise).sqrt()
+
+
+def _by_marginal_likelihood(found: Any, sigma: float) -> None:
+    """
+    Prior precision and noise, from those of the mode. laplace-torch 0.3 scales Kronecker factors by
+    ``math.pow``, which has no gradient: without the built-in one in its place the noise would not
+    see the log-determinant.
+    """
+    from laplace.utils import matrix
+
     log_prior = torch.zeros(1, requires_grad=True)
     log_sigma = torch.full((1,), float(np.log(sigma)), requires_grad=True)
     adam = torch.optim.Adam([log_prior, log_sigma], lr=0.1)
-    for _ in range(_STEPS):
-        adam.zero_grad()
-        (-found.log_marginal_likelihood(log_prior.exp(), log_sigma.exp())).backward()
-        adam.step()
-    with torch.no_grad():
-        mean, variance = found(split.x_held)
-        noise = found.sigma_noise.detach().double().square()
-    return mean[:, 0].double(), (variance[:, 0, 0].double() + noise).sqrt()
+    with mock.patch.object(matrix, "pow", pow, create=True):
+        for _ in range(_STEPS):
+            adam.zero_grad()
+            (-found.log_marginal_likelihood(log_prior.exp(), log_sigma.exp())).backward()
+            adam.step()
+    found.prior_precision = found.prior_precision.detach()
+    found.sigma_noise = found.sigma_noise.detach()
 
 
 def gaussian_scores(mean: Tensor, scale: Tensor, split: Split) -> dict[str, float]:

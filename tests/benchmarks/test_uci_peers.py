@@ -12,6 +12,7 @@ from torch import nn
 from benchmarks.posterior import refine
 from benchmarks.shared.uci import Split, ranked_score, score
 from benchmarks.shared.uci_peers import (
+    _by_marginal_likelihood,
     gaussian_process,
     gaussian_scores,
     has_laplace,
@@ -88,6 +89,30 @@ def test_laplace_keeps_the_mode_and_has_a_spread() -> None:
     mean, scale = laplace(split, weights, 0.3, "last_layer")
     torch.testing.assert_close(mean, net(split.x_held)[:, 0].double().detach())
     assert (scale > 0).all() and math.isfinite(gaussian_scores(mean, scale, split)["rmse"])
+    same = laplace(split, weights, 0.3, "last_layer", dtype=torch.float64)
+    torch.testing.assert_close((mean, scale), same, rtol=1e-3, atol=1e-5)
+    factors = laplace(split, weights, 0.3, "all", "kron")
+    assert (factors[1] > 0).all() and not torch.allclose(factors[1], scale, rtol=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not has_laplace(), reason="laplace-torch is not installed")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_the_noise_is_where_the_marginal_likelihood_is_highest(structure: str) -> None:
+    from laplace import Laplace
+
+    split = line()
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    found = Laplace(net, "regression", subset_of_weights="all", hessian_structure=structure)
+    rows = torch.utils.data.TensorDataset(split.x, split.y[:, None])
+    found.fit(torch.utils.data.DataLoader(rows, batch_size=50))
+    _by_marginal_likelihood(found, 0.3)
+    prior, sigma = found.prior_precision.detach(), found.sigma_noise.detach()
+    best = float(found.log_marginal_likelihood(prior, sigma))
+    for factor in (0.9, 1.1):  # without the log-determinant 0.9 would be higher by some nats
+        assert float(found.log_marginal_likelihood(prior, factor * sigma)) < best
 
 
 def test_rows_of_peers_are_in_the_table() -> None:

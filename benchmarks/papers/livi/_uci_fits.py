@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pyro
+import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from torch import Tensor
@@ -22,11 +23,12 @@ from benchmarks.shared.uci_peers import gaussian_scores, laplace
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, SingularValueELBO, posterior_draws
 from pyro_implicit.generators import MLPGenerator
 
-__all__ = ["LAPLACE", "METHODS", "SETTINGS", "Fits", "candidates", "choice"]
+__all__ = ["ENSEMBLES", "LAPLACE", "METHODS", "SETTINGS", "Fits", "candidates", "choice"]
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 500,
     "num_members": 5,
+    "num_more_members": 16,
     "mode_steps": 1000,
     "mode_rate": 1e-2,
     "num_steps": 1000,
@@ -37,7 +39,14 @@ SETTINGS: dict[str, Any] = {
     "num_draws": 500,
     **CONTROLS,
 }
-LAPLACE = {"laplace": "all", "laplace, last": "last_layer"}
+#: by the setting that has their number
+ENSEMBLES = {"ensemble of 5": "num_members", "ensemble of 16": "num_more_members"}
+#: subset of the weights and structure of the Hessian
+LAPLACE = {
+    "laplace": ("all", "full"),
+    "laplace, Kronecker": ("all", "kron"),
+    "laplace, last": ("last_layer", "full"),
+}
 #: of the generator's output, with the entropy on one draw of each step
 _OBJECTIVES: dict[str, Callable[..., Any]] = {
     "no entropy": NoEntropy,
@@ -45,7 +54,7 @@ _OBJECTIVES: dict[str, Callable[..., Any]] = {
     "singular value": SingularValueELBO,
 }
 _CONTROLS = ("MC dropout", "SWAG")
-METHODS = ("map", "ensemble of 5", *LAPLACE, *_CONTROLS, "mean-field", *_OBJECTIVES)
+METHODS = ("map", *ENSEMBLES, *LAPLACE, *_CONTROLS, "mean-field", *_OBJECTIVES)
 _GUIDES = ("mean-field", *_OBJECTIVES)
 Draws = dict[str, Tensor]
 
@@ -96,11 +105,20 @@ class Fits:
     :param Split split: the data.
     :param int seed: of every fit.
     :param bool quiet: no progress bars.
+    :param dtype: of Laplace's approximations; modes are found in single precision.
     """
 
-    def __init__(self, model: Model, split: Split, seed: int, quiet: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        split: Split,
+        seed: int,
+        quiet: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.model, self.split, self.seed, self.quiet = model, split, seed, quiet
-        self._found: tuple[Draws, float] | None = None
+        self.dtype = dtype
+        self._found: dict[int, tuple[Draws, float]] = {}
 
     def scores(self, method: str, settings: Settings) -> dict[str, float]:
         """
@@ -108,26 +126,29 @@ class Fits:
         :param Settings settings: of a guide.
         :returns: RMSE, log-likelihood, coverage, and CPU seconds with those of the modes used.
         """
-        modes, of_modes = self._modes()
-        part = 1 if method == "ensemble of 5" else 1 / SETTINGS["num_members"]
+        count = SETTINGS[ENSEMBLES.get(method, "num_members")]
+        modes, of_modes = self._modes(count)
+        part = 1 if method in ENSEMBLES else 1 / count
         with stopwatch() as watch:
             if method in LAPLACE:
-                first = {name: values[0] for name, values in modes.items()}
-                sigma = float(first.pop("sigma"))
-                found = gaussian_scores(
-                    *laplace(self.split, first, sigma, LAPLACE[method]), self.split
-                )
+                found = self._laplace(*LAPLACE[method])
             elif method in _GUIDES:
                 draws = self._guide(method, settings)
             elif method in _CONTROLS:
                 draws = self._control(method, settings)
             else:
-                draws = modes if method == "ensemble of 5" else {k: v[:1] for k, v in modes.items()}
+                draws = modes if method in ENSEMBLES else {k: v[:1] for k, v in modes.items()}
         if method not in LAPLACE:
             pyro.set_rng_seed(self.seed)
             found = score(self.model, draws, self.split)
         found.pop("crps", None)
         return found | {"cpu_seconds": watch.cpu_seconds + part * of_modes}
+
+    def _laplace(self, subset: str, structure: str) -> dict[str, float]:
+        mode = self._first()
+        sigma = float(mode.pop("sigma"))
+        found = laplace(self.split, mode, sigma, subset, structure, self.dtype)
+        return gaussian_scores(*found, self.split)
 
     def _control(self, method: str, settings: Settings) -> Draws:
         self._fresh()
@@ -135,13 +156,16 @@ class Fits:
         num_draws = SETTINGS["num_draws"]
         if method == "MC dropout":
             return dropout_draws(self.split, settings, num_draws, bar, SETTINGS["batch_size"])
-        first = {name: values[0] for name, values in self._modes()[0].items()}
-        return path_draws(self.model, self.split, first, settings, num_draws, bar)
+        return path_draws(self.model, self.split, self._first(), settings, num_draws, bar)
 
-    def _modes(self) -> tuple[Draws, float]:
-        """Modes from starts of their own, {site: (members, *shape)}, found in one fit."""
-        if self._found is None:
-            count = SETTINGS["num_members"]
+    def _first(self) -> Draws:
+        """The mode that all others begin at."""
+        modes, _ = self._modes(SETTINGS["num_members"])
+        return {name: values[0] for name, values in modes.items()}
+
+    def _modes(self, count: int) -> tuple[Draws, float]:
+        """Modes from starts of their own, {site: (count, *shape)}, found in one fit."""
+        if count not in self._found:
 
             def members(x: Tensor, y: Tensor) -> None:
                 with pyro.plate("members", count, dim=-2):
@@ -152,14 +176,16 @@ class Fits:
                 guide = AutoDelta(members, init_loc_fn=small_weights)
                 self._train(members, guide, Trace_ELBO(), candidates("map")[0], "modes")
                 found = {name: value.detach() for name, value in guide.median().items()}
-            self._found = (
+            self._found[count] = (
                 {name: value.squeeze(1) for name, value in found.items()},
                 watch.cpu_seconds,
             )
-        return self._found
+        return self._found[count]
 
     def _guide(self, method: str, settings: Settings) -> Draws:
-        start = {name: values[0] for name, values in self._modes()[0].items()}
+        start = {
+            name: values[0] for name, values in self._modes(SETTINGS["num_members"])[0].items()
+        }
         self._fresh()
         at = init_to_value(values=start)
         options: dict[str, Any] = {"vectorize_particles": True, "max_plate_nesting": 1}

@@ -5,8 +5,9 @@ A network with one hidden layer of 50 tanh units, standard normal priors and unk
 canonical splits. Test RMSE, log-likelihood and coverage of the central 90% in the target's units.
 
 map             the first of five modes, of 1000 steps
-ensemble of 5   all of them
-laplace         laplace-torch's at the first mode, linearised: all weights; "last": the last layer
+ensemble of 5   all of them; of 16: a fit of its own
+laplace         laplace-torch's at the first mode, linearised: all weights; "Kronecker": their
+                Hessian as products of Kronecker's; "last": the last layer
 MC dropout      a mode of a network that leaves hidden units out, which it goes on with; time of its
                 own
 SWAG            a Gaussian by the path of SGD on 50 rows from the first mode: 1000 steps, 40 places
@@ -29,6 +30,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pyro
+import torch
 from tqdm.auto import tqdm
 
 from benchmarks.common import format_table, mean_and_error, parse, parser
@@ -70,7 +72,8 @@ def _rows(arguments: Namespace) -> Iterator[Row]:
     for name, index, seed in tqdm(places, disable=arguments.quiet):
         split = load_split(arguments.data_root, name, index, validation=arguments.choose)
         model = build_model(split.x.shape[1], len(split.x))
-        fits = Fits(model, split, seed, arguments.quiet)
+        dtype = torch.float64 if arguments.double else torch.float32
+        fits = Fits(model, split, seed, arguments.quiet, dtype)
         for method in arguments.methods:
             chosen = [choice(method, name)]
             for settings in candidates(method) if arguments.choose else chosen:
@@ -174,6 +177,7 @@ def _options() -> ArgumentParser:
     options.add_argument(
         "--choose", action="store_true", help="try the candidates on validation rows instead"
     )
+    options.add_argument("--double", action="store_true", help="Laplace in double precision")
     return options
 
 
