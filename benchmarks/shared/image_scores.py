@@ -16,13 +16,24 @@ from torchmetrics.functional.classification import (
 
 from benchmarks.shared.judged_images import Images
 
-__all__ = ["DOUBTS", "PREDICTIONS", "Members", "all_scores", "doubts", "false_positives", "scores"]
+__all__ = [
+    "DOUBTS",
+    "PERCENT",
+    "PREDICTIONS",
+    "Members",
+    "all_scores",
+    "doubts",
+    "entropy_quantiles",
+    "false_positives",
+    "scores",
+]
 
 #: from images ``(N, C, H, W)`` to each member's probabilities ``(S, N, 10)``
 Members = Callable[[Tensor], Tensor]
 PREDICTIONS = ("accuracy", "nll", "ece", "brier")
 #: what tells one image from another: entropy of the mean, and mutual information with the member
 DOUBTS = ("entropy", "information")
+PERCENT = tuple(range(0, 101, 5))  # of images, where quantiles are told
 _AT_ONCE = 500
 
 
@@ -48,6 +59,23 @@ def all_scores(members: Members, images: Images) -> dict[str, float | None]:
             known = float(torch.cat(pair).std()) > 0  # no information of one member
             found[f"auroc {doubt} {kind}"] = _auroc(*pair) if known else None
             found[f"fpr95 {doubt} {kind}"] = false_positives(*pair) if known else None
+    return found
+
+
+def entropy_quantiles(members: Members, images: Images) -> dict[str, float]:
+    """
+    The empirical distribution of the mean prediction's entropy on other images.
+
+    :param members: see :data:`Members`.
+    :param Images images: to judge by.
+    :returns: by ``"entropy <percent>% <set>"``, in nats.
+    """
+    at = torch.tensor(PERCENT, dtype=torch.float64) / 100
+    found = {}
+    for kind, x in images.others.items():
+        entropy = _predicted(members, x)[1]["entropy"].double()
+        values = entropy.quantile(at).tolist()
+        found |= {f"entropy {p}% {kind}": v for p, v in zip(PERCENT, values, strict=True)}
     return found
 
 

@@ -17,7 +17,14 @@ from benchmarks.papers.livi import mnist
 from benchmarks.papers.livi._mnist_data import ANGLES, OTHERS, load
 from benchmarks.papers.livi._mnist_figure import draw_angles
 from benchmarks.shared.image_posteriors import DropoutLeNet, by_weights
-from benchmarks.shared.image_scores import all_scores, doubts, false_positives, scores
+from benchmarks.shared.image_scores import (
+    PERCENT,
+    all_scores,
+    doubts,
+    entropy_quantiles,
+    false_positives,
+    scores,
+)
 from benchmarks.shared.judged_images import Images
 from benchmarks.shared.swag import PathMoments
 
@@ -134,9 +141,31 @@ def test_tables() -> None:
     assert len(apart) == 1 and "-0.250 ± 0.000" in apart[0]  # of seeds in pairs
 
 
+def test_quantiles_of_the_entropy_on_other_images() -> None:
+    images = _images()
+    images.others["KMNIST"] = torch.linspace(0, 1, 6).reshape(6, 1, 1, 1).expand(6, 1, 28, 28)
+
+    def members(x: torch.Tensor) -> torch.Tensor:
+        """From sure to one probability for all, by the brightness."""
+        doubt = x.flatten(1).mean(-1, keepdim=True)
+        return (doubt * torch.full((len(x), 10), 0.1) + (1 - doubt) * torch.eye(10)[0])[None]
+
+    found = entropy_quantiles(members, images)
+    assert len(found) == len(PERCENT) and found["entropy 0% KMNIST"] == pytest.approx(0, abs=1e-6)
+    assert found["entropy 100% KMNIST"] == pytest.approx(math.log(10))
+    p = torch.full((10,), 0.04) + 0.6 * torch.eye(10)[0]  # the third of six, at 40%
+    assert found["entropy 40% KMNIST"] == pytest.approx(float(torch.special.entr(p).sum()))
+
+
 @pytest.mark.long
-def test_figure(tmp_path: Path) -> None:
-    draw_angles(tmp_path / "figure.png", _rows(), mnist.NAMES)
+@pytest.mark.parametrize("has_entropies", [False, True])
+def test_figure(tmp_path: Path, has_entropies: bool) -> None:
+    keys = [f"entropy {percent}% {kind}" for percent in PERCENT for kind in OTHERS]
+    more = dict.fromkeys(keys, 1.0) if has_entropies else {}
+    rows = [row | more for row in _rows()]
+    draw_angles(tmp_path / "figure.png", rows, mnist.NAMES)
+    if has_entropies:
+        assert mnist.entropies(rows).count("1.000") == 3 * 2 * len(OTHERS)
     assert (tmp_path / "figure.png").stat().st_size > 1000
 
 

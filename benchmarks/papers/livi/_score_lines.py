@@ -17,6 +17,8 @@ def draw_lines(
     keys: Sequence[str],
     rows: list[dict[str, Any]],
     names: dict[str, str],
+    *,
+    across: bool = False,
 ) -> None:
     """
     Means over seeds; what the package is about, ``"lanczos"``, is black.
@@ -26,14 +28,15 @@ def draw_lines(
     :param keys: of the rows, one for each place.
     :param rows: of the benchmark.
     :param names: of all methods, as they are shown; a method's place is its line and mark.
+    :param bool across: whether places are on the vertical axis instead.
     """
     for number, method in enumerate(names):
         own = [row for row in rows if row["method"] == method]
         if not own:
             continue
+        means = [sum(row[key] for row in own) / len(own) for key in keys]
         ax.plot(
-            places,
-            [sum(row[key] for row in own) / len(own) for key in keys],
+            *((means, places) if across else (places, means)),
             _STYLES[number % len(_STYLES)],
             marker=_MARKS[number % len(_MARKS)],
             color="black" if method == "lanczos" else f"C{number}",
