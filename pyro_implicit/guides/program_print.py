@@ -6,12 +6,14 @@ import dis
 import hashlib
 import inspect
 from collections.abc import Iterator
+from enum import Enum
 from functools import cached_property, partial
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.nn import PyroModule
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.infer_config_messenger import InferConfigMessenger
 from torch import nn
@@ -19,8 +21,10 @@ from torch import nn
 __all__ = ["print_of_program", "unconditioned"]
 
 _HOLDING = (ConditionMessenger, InitMessenger)
-_PLAIN = (int, float, complex, str, bytes, type(None), np.generic)
-_SWITCHES = (bool, str, bytes, type(None))  # numbers may count what a method does
+_PLAIN = (int, float, complex, str, bytes, type(None), np.generic, Enum)
+_SWITCHES = (bool, str, bytes, type(None), Enum)  # numbers may count what a method does
+_MADE_OF_PLAIN = (tuple, frozenset, partial, FunctionType)
+_OWN_NAMES = frozenset({*vars(nn.Module()), *vars(PyroModule()), "training"})
 _MARKING = (InferConfigMessenger,)  # such as config_enumerate: neither hides nor adds a site
 
 
@@ -149,8 +153,16 @@ def _take_value(value: Any, digest: Any, seen: _Taken) -> None:
         _take_value(_text(value), digest, seen)
     elif isinstance(value, partial):
         _take_value((value.func, value.args, *sorted(value.keywords.items())), digest, seen)
+    elif _is_frozen(value):
+        _take_value(tuple(sorted(vars(value).items())), digest, seen)
     elif inspect.isfunction(value) or inspect.ismethod(value):
         _take_function(value, digest, seen)
+
+
+def _is_frozen(value: Any) -> bool:
+    """Whether it is an object of a frozen dataclass, whose fields a run cannot assign to."""
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen and hasattr(value, "__dict__")
 
 
 def _text(value: Any) -> str:
@@ -170,31 +182,47 @@ def _take_attributes(
     """Adds plain values that an object, or a module and those within it, goes by."""
     is_module = isinstance(program, nn.Module)
     parts = program.named_modules() if is_module else [("", program)]
+    asked = _reached(type(program), [entry])[0]  # of its parts, too, perhaps
     for place, part in parts:
         digest.update(f"{place}: {type(part).__qualname__};".encode())
-        written = _written_in(type(part), "forward" if is_module else entry)
+        written = _reached(type(part), ["forward", *asked] if is_module else [entry])[1]
         for name, value in sorted(getattr(part, "__dict__", {}).items()):
-            is_kept = name not in written and name != "training" and not name.startswith("_")
-            if is_kept and isinstance(value, kinds):
-                digest.update(f"{name}={_text(value)};".encode())
+            if name in written or name in _OWN_NAMES or name.startswith("_pyro"):
+                continue
+            if isinstance(value, (*kinds, *_MADE_OF_PLAIN)) or _is_frozen(value):
+                digest.update(f"{name}=".encode())
+                _take_value(value, digest, _Taken(None))
 
 
-def _written_in(kind: type, entry: str) -> set[str]:
-    """Attributes that a method of a class, and those that it names, assign to."""
-    names, seen, left = set[str](), set[str](), [entry]
+def _reached(kind: type, entries: list[str]) -> tuple[set[str], set[str]]:
+    """
+    Names that methods of a class ask for, and attributes that they assign to.
+
+    They are those of the entries, and of what these name: methods, properties and what is cached.
+    """
+    asked, written, left = set(entries), set[str](), list(entries)
     while left:
         name = left.pop()
-        method = inspect.getattr_static(kind, name, None)
-        if isinstance(method, cached_property):
-            names.add(name)  # which is kept once it was asked for
-            method = method.func
-        code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
-        if name in seen or not isinstance(code, CodeType):
-            continue
-        seen.add(name)
-        names.update(_written("STORE_ATTR", code))
-        left.extend(_names_in(code))
-    return names
+        for code in _codes_of(inspect.getattr_static(kind, name, None)):
+            written.update(_written("STORE_ATTR", code))
+            new = set(_names_in(code)) - asked
+            asked |= new
+            left += new
+        if isinstance(inspect.getattr_static(kind, name, None), cached_property):
+            written.add(name)  # which is kept once it was asked for
+    return asked, written
+
+
+def _codes_of(member: Any) -> list[CodeType]:
+    """The instructions of a method, of a property, or of what is cached."""
+    functions = [member]
+    if isinstance(member, property):
+        functions = [member.fget, member.fset]
+    elif isinstance(member, cached_property):
+        functions = [member.func]
+    bare = [inspect.unwrap(one) for one in functions if callable(one)]
+    found = [getattr(one, "__code__", None) for one in bare]
+    return [code for code in found if isinstance(code, CodeType)]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

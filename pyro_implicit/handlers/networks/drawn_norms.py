@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -15,7 +16,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.networks.evaluation_mode import was_training
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
 
-__all__ = ["NormInputs", "OtherLatents", "warning_of_drawn_norms"]
+__all__ = ["NormInputs", "OtherLatents", "PlainRun", "warning_of_drawn_norms"]
 
 _MAX_CALLS = 8  # of one layer in a run whose inputs are kept
 _SEED_OF_OTHERS = 1
@@ -52,31 +53,53 @@ class NormInputs:
                 calls.append(given[0].detach())
 
 
-class OtherLatents(Messenger):
+class PlainRun(Messenger):
     """
-    Draws other latents, but for those of rows, and leaves all other random numbers as they are.
+    Notes of a run what :class:`OtherLatents` needs to run the model again.
 
-    Rows that a plate takes, noise that the model adds, and latents of each row are so those of a
-    run without it from the same random state.
+    :ivar dict states: by site, the random state after it.
+    :ivar set rows: names of the plates around observations.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._state = RandomStream(_SEED_OF_OTHERS)
+        self.states: dict[str, Tensor] = {}
+        self.rows: set[str] = set()
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        in_rows = any(frame.vectorized for frame in msg["cond_indep_stack"])
-        if msg["is_observed"] or in_rows or is_auxiliary(msg) or is_delta(msg):
-            return
-        with self._state:
-            msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
+        self.states[msg["name"]] = torch.get_rng_state()
+        if msg["is_observed"] and not is_auxiliary(msg):
+            self.rows |= {f.name for f in msg["cond_indep_stack"] if f.vectorized}
+
+
+class OtherLatents(Messenger):
+    """
+    Draws other latents, but for those of rows, and leaves all other random numbers as they are.
+
+    Rows that a plate takes, noise that the model adds, and latents of each row are those of the
+    plain run, from the same random state as that one.
+
+    :param PlainRun plain: what was noted of that one.
+    """
+
+    def __init__(self, plain: PlainRun) -> None:
+        super().__init__()
+        self._plain, self._stream = plain, RandomStream(_SEED_OF_OTHERS)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        in_rows = any(frame.name in self._plain.rows for frame in msg["cond_indep_stack"])
+        if not (msg["is_observed"] or in_rows or is_auxiliary(msg) or is_delta(msg)):
+            with self._stream:
+                msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
+        if msg["name"] in self._plain.states:  # a sampler may take more numbers for other values
+            torch.set_rng_state(self._plain.states[msg["name"]])
 
 
 def warning_of_drawn_norms(some: NormInputs, others: NormInputs) -> str | None:
     """
     Tells of running statistics that are averages over draws of latents.
 
-    :param NormInputs some: at one draw of the latents.
+    :param NormInputs some: in a :class:`PlainRun`.
     :param NormInputs others: in a run with :class:`OtherLatents`.
     :returns: what to write, for a warning; None if no input depends on the draw.
     """

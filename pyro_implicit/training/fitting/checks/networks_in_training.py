@@ -14,6 +14,7 @@ from pyro_implicit.handlers.masks.replicates import Replicates
 from pyro_implicit.handlers.networks.drawn_norms import (
     NormInputs,
     OtherLatents,
+    PlainRun,
     warning_of_drawn_norms,
 )
 from pyro_implicit.handlers.networks.evaluation_mode import (
@@ -65,10 +66,12 @@ class NetworksInTraining:
                     self._noise.only_where(heard)
         texts: list[str | None] = [_told_of(self._silenced, self._noise)]
         if self._norms.inputs:
-            others = NormInputs()
-            with unseen_run(evaluates=True), OtherLatents(), others:
+            some, others, plain = NormInputs(), NormInputs(), PlainRun()
+            with unseen_run(evaluates=True), plain, some:
                 _runs(model, args, kwargs)
-            texts.append(warning_of_drawn_norms(self._norms, others))
+            with unseen_run(evaluates=True), OtherLatents(plain), others:
+                _runs(model, args, kwargs)
+            texts.append(warning_of_drawn_norms(some, others))
         return [text for text in texts if text]
 
 

@@ -147,7 +147,7 @@ def test_nothing_is_changed_by_the_look() -> None:
     pyro.param("old", torch.ones(1))
     state, before = torch.get_rng_state(), {k: v.clone() for k, v in norm.state_dict().items()}
     first_look(restless, (X, Y), {})
-    assert runs == 2  # the second tells whether what is normalised is drawn
+    assert runs == 3  # two more tell whether what is normalised is drawn
     assert torch.equal(torch.get_rng_state(), state)
     assert set(pyro.get_param_store().keys()) == {"old"}
     assert all(torch.equal(before[k], v) for k, v in norm.state_dict().items())
@@ -369,31 +369,39 @@ def _kept_apart(kind: str) -> Any:
     def apart(x: Tensor, y: Tensor) -> None:
         pyro.module("network", network)
         scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
-        shown = 4 if kind == "subsample" else len(x)
+        gammas = pyro.sample("gammas", dist.Gamma(scale.expand(40), 1.0).to_event(1))
+        with pyro.plate("features", X.shape[1]):
+            weights = pyro.sample("weights", dist.Normal(0.0, 1.0))
+        shown = 4 if kind in ("subsample", "sampler") else len(x)
         with pyro.plate("rows", len(x), subsample_size=shown) as rows:
             some = x[rows]
             if kind == "latents of rows":
                 some = pyro.sample("z", dist.Normal(some, 1.0).to_event(1))
             if kind == "noise":
                 some = some + 0.1 * torch.randn_like(some)
+            if kind == "sampler":  # which takes as many random numbers as it needs
+                some = some + 0.1 * torch.randn_like(some) + 0.0 * gammas.mean()
             if kind == "dropout":
                 some = nn.functional.dropout(some, 0.5, training=True)
             f = network(some)[:, 0]
             if kind == "second call":
                 f = f + network(some * scale)[:, 0]
+            if kind == "plate":
+                f = f + network(some * weights)[:, 0]
             pyro.sample("y", dist.Normal(f, scale), obs=y[rows])
 
     return apart
 
 
-@pytest.mark.parametrize("kind", ["subsample", "latents of rows", "noise", "dropout"])
+@pytest.mark.parametrize("kind", ["subsample", "sampler", "latents of rows", "noise", "dropout"])
 def test_other_rows_and_noise_before_a_normalisation_are_not_told(kind: str) -> None:
     first_look(_kept_apart(kind), (X, Y), {})
 
 
-def test_each_call_of_a_normalisation_is_looked_at() -> None:
+@pytest.mark.parametrize("kind", ["second call", "plate"])
+def test_each_call_and_latents_in_other_plates_than_the_rows_are_looked_at(kind: str) -> None:
     with pytest.warns(UserWarning, match="come after latents that are drawn"):
-        first_look(_kept_apart("second call"), (X, Y), {})
+        first_look(_kept_apart(kind), (X, Y), {})
 
 
 @pytest.mark.parametrize("value", [3, 1.5, True])
