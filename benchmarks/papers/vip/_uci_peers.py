@@ -46,11 +46,12 @@ def installed(methods: Sequence[str]) -> list[str]:
 def choice(method: str, name: str) -> Settings:
     """The settings of a method for a set."""
     first = candidates(PEERS[method])[0]
-    chosen = _CHOSEN.get((method, name))
-    if chosen is None:
+    if (method, name) not in _CHOSEN:
         return first
-    key = "dropout" if method == "MC dropout" else "rate"
-    return replace(first, **{key: chosen})
+    chosen = _CHOSEN[method, name]
+    if method == "MC dropout":
+        return replace(first, dropout=chosen)
+    return replace(first, rate=chosen)
 
 
 class Peers:

@@ -40,7 +40,8 @@ class Ensemble(Fit):
 
     def loss(self, x: Tensor, y: Tensor, num_rows: int) -> Tensor:
         """The sum over networks of the mean over rows."""
-        each = dist.Normal(self._outputs(x), self.noise, validate_args=False).log_prob(y)
+        normal = dist.Normal(self._outputs(x), self.noise, validate_args=False)
+        each: Tensor = normal.log_prob(y)
         return -each.mean(1).sum()
 
     def predict(
@@ -100,7 +101,7 @@ class MeanField(Fit):
     def loss(self, x: Tensor, y: Tensor, num_rows: int) -> Tensor:
         """Minus the bound, divided by the number of rows."""
         f = self.prior(x, self.num_particles)
-        fit = dist.Normal(f, self.noise, validate_args=False).log_prob(y).mean()
+        fit: Tensor = dist.Normal(f, self.noise, validate_args=False).log_prob(y).mean()
         return self.divergence() / num_rows - fit
 
     def predict(

@@ -170,7 +170,7 @@ def gaussian_process(
     )
     rows, options = (x[data.kept], data.y[data.kept]), {"noise": torch.tensor(0.1), "jitter": 1e-4}
     if num_inducing is None:
-        model = gp.models.GPRegression(*rows, kernel, **options)
+        model: Any = gp.models.GPRegression(*rows, kernel, **options)
     else:
         inducing = rows[0][torch.randperm(len(rows[0]))[:num_inducing]]
         model = gp.models.SparseGPRegression(*rows, kernel, inducing, **options)
@@ -197,7 +197,9 @@ METHODS: dict[str, Callable[..., tuple[Prediction, dict[str, Any]]]] = {
     "alpha=0": lambda *job: chosen("alpha=0", *job),
     "collapsed": lambda *job: chosen("collapsed", *job),
     "exact GP": gaussian_process,
-    "sparse GP": lambda *job: gaussian_process(*job, SETTINGS["sparse GP, num_inducing"]),
+    "sparse GP": lambda data, steps: gaussian_process(
+        data, steps, SETTINGS["sparse GP, num_inducing"]
+    ),
     "dropout": by_dropout,
     "ensemble of 5": lambda *job: chosen("ensemble of 5", *job),
     "mean-field": lambda *job: chosen("mean-field", *job),

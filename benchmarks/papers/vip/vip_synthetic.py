@@ -153,12 +153,11 @@ def ensemble(*job: Any) -> Prediction:
     return by_fit(Ensemble(network, PEERS["num_members"], SETTINGS["noise"]), *job)
 
 
-def mean_field(*job: Any) -> Prediction:
+def mean_field(x: Tensor, y: Tensor, new: Tensor, steps: Any) -> Prediction:
     """More steps than the others have, which cost less."""
-    *data, steps = job
     more = range(SETTINGS["mean-field, times the steps"] * len(steps))
     fit = MeanField(network(), SETTINGS["noise"], **PEERS["mean-field"])
-    return by_fit(fit, *data, more)
+    return by_fit(fit, x, y, new, more)
 
 
 METHODS: dict[str, Callable[..., Prediction]] = {
