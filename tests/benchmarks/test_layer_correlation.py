@@ -69,9 +69,10 @@ def test_tables_and_figure(tmp_path: Path) -> None:
     rows = [
         {"method": method, "seed": seed, **numbers, "r_hat": 1.01, "cpu_seconds": 2.0}
         for seed in (0, 1)
-        for method in ("HMC", "mean-field")
+        for method in ("HMC", "mean-field", "autoregressive")
     ]
-    assert len(layer_correlation.table(rows).splitlines()) == 4
+    assert len(layer_correlation.table(rows).splitlines()) == 5
+    assert layer_correlation.differences(rows).count("+0.000 ± 0.000") == 4
     assert layer_correlation.references(rows).count("1.010") == 2
     matrix = torch.full((10, 10), -0.5).fill_diagonal_(1.0).tolist()
     draw_correlations(tmp_path / "one.png", {"HMC": matrix, "mean-field": matrix}, 3)

@@ -76,7 +76,7 @@ BENCHMARKS = (
             "correlations": "of all weights: w, b, v, c",
             **CPU,
         },
-        records={"layer_correlation": "--seeds 0 1 2"},
+        records={"layer_correlation": "--seeds 0 1 2 --chain-steps 160000"},
         short="--seeds 0 --num-steps 2",
         short_settings={"num_rows": 20, "num_chains": 4, "chain_steps": 2000, "num_draws": 20},
         figure=True,

@@ -81,10 +81,11 @@ def layers(draws: Draws) -> tuple[Tensor, Tensor]:
     )
 
 
-def chains(x: Tensor, y: Tensor, seed: int) -> tuple[Draws, float]:
+def chains(x: Tensor, y: Tensor, seed: int, num_steps: int) -> tuple[Draws, float]:
     """
     Hamiltonian Monte Carlo from modes, in chains that are moved together.
 
+    :param int num_steps: gradients of each.
     :returns: draws by site, ``(C, T, *shape)``, and the worst r-hat of a weight.
     """
     count = SETTINGS["num_chains"]
@@ -96,7 +97,7 @@ def chains(x: Tensor, y: Tensor, seed: int) -> tuple[Draws, float]:
             x,
             y,
             num_chains=count,
-            num_steps=SETTINGS["chain_steps"],
+            num_steps=num_steps,
             kernel=HMC(max_leapfrog=200),
             seed=seed,
             progress=False,

@@ -49,6 +49,7 @@ from benchmarks.papers.livi._correlation_fits import (
     mode,
 )
 from benchmarks.records import write_record
+from benchmarks.shared.paired import pairs
 
 REFERENCE = "HMC"
 METHODS = (REFERENCE, *GUIDES)
@@ -75,7 +76,7 @@ def run(arguments: Namespace, seed: int) -> Iterator[Row]:
     with fixed_seed(seed), pyro.validation_enabled(False):
         x, y = data()
         with stopwatch() as watch:
-            draws, r_hat = chains(x, y, seed)
+            draws, r_hat = chains(x, y, seed, arguments.chain_steps or SETTINGS["chain_steps"])
         weights = torch.cat(layers(draws), -1)
         one, other = weights.chunk(2)
         reference = weights.flatten(0, 1)
@@ -149,6 +150,18 @@ def table(rows: list[Row]) -> str:
     return format_table(["method", *_SHOWN, "CPU s"], lines)
 
 
+def differences(rows: list[Row]) -> str:
+    """The default guide less each other method with the same seed."""
+    lines = []
+    for (method,), found in pairs(rows, "autoregressive"):
+        cells = [
+            mean_and_error([mine[key] - row[key] for row, mine in found], f"+{form}", form)
+            for key, form in _SHOWN.values()
+        ]
+        lines.append([method, *cells])
+    return format_table(["autoregressive less", *_SHOWN], lines)
+
+
 def references(rows: list[Row]) -> str:
     """How good the chains are, and how large the correlations across layers."""
     lines = [
@@ -162,6 +175,9 @@ def references(rows: list[Row]) -> str:
 def _options() -> Any:
     options = parser(__doc__ or "", methods=METHODS, figure="correlations of the last seed")
     options.add_argument("--num-steps", type=positive, default=3000, help="(default: 3000)")
+    options.add_argument(
+        "--chain-steps", type=positive, metavar="N", help="gradients of each chain (default: 40000)"
+    )
     return options
 
 
