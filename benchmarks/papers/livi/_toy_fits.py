@@ -10,7 +10,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor, nn
 
@@ -26,7 +26,18 @@ from pyro_implicit import (
 )
 from pyro_implicit.chains import HMC
 
-__all__ = ["OBJECTIVES", "SETTINGS", "chains", "curve", "data", "fit", "make_model", "mode"]
+__all__ = [
+    "OBJECTIVES",
+    "SETTINGS",
+    "Data",
+    "chains",
+    "curve",
+    "data",
+    "fit",
+    "make_model",
+    "make_network",
+    "mode",
+]
 
 SETTINGS: dict[str, Any] = {
     "noise": 0.15,
@@ -36,15 +47,17 @@ SETTINGS: dict[str, Any] = {
     "num_particles": 8,
     "num_draws": 500,
     "num_chains": 16,
-    "chain_steps": 60_000,  # gradients of each, half for the warm-up
+    "chain_steps": 240_000,  # gradients of each, half for the warm-up
     "max_leapfrog": 1000,
-    "r_hat_draws": 960,
+    "r_hat_draws": 4800,
 }
 OBJECTIVES: dict[str, Callable[..., Any]] = {
     "mean-field": Trace_ELBO,
+    "full-rank Gaussian": Trace_ELBO,
     "no KL": partial(LinearisedELBO, kl_weight=0.0),
     "linearised": LinearisedELBO,
-    "autoregressive": LinearisedELBO,
+    "autoregressive": partial(LinearisedELBO, path_gradient=False),
+    "autoregressive, path": LinearisedELBO,
     "lanczos": LanczosELBO,
     "kernel": KernelDensityRatioELBO,
     "kernel, 500 draws": partial(KernelDensityRatioELBO, num_samples=500),
@@ -60,6 +73,7 @@ OBJECTIVES: dict[str, Callable[..., Any]] = {
         critic=lambda m: nn.Sequential(nn.Linear(m, 100), nn.ELU(), nn.Linear(100, 1)),
     ),
 }
+_GAUSSIANS = {"mean-field": AutoNormal, "full-rank Gaussian": AutoMultivariateNormal}
 Data = tuple[Tensor, Tensor]
 Model = Callable[..., Any]
 
@@ -76,11 +90,15 @@ def data() -> Data:
     return x, curve(x) + SETTINGS["noise"] * torch.randn(len(x))
 
 
+def make_network() -> nn.Sequential:
+    """One input, hidden layers of seven and ten units, one output."""
+    sizes = ((1, 7), (7, 10), (10, 1))
+    return nn.Sequential(*[part for a, b in sizes for part in (nn.Linear(a, b), nn.ELU())][:-1])
+
+
 def make_model() -> Model:
     """The network as a Pyro model."""
-    sizes = ((1, 7), (7, 10), (10, 1))
-    layers = [part for a, b in sizes for part in (nn.Linear(a, b), nn.ELU())][:-1]
-    net = BayesianModule(nn.Sequential(*layers), prior=dist.Normal(0.0, 1.0))
+    net = BayesianModule(make_network(), prior=dist.Normal(0.0, 1.0))
 
     def model(x: Tensor, y: Tensor | None = None) -> None:
         f = pyro.deterministic("f", net(x).squeeze(-1))
@@ -113,9 +131,11 @@ def fit(
     """Draws of the network's output at ``x``, shape ``(num_draws, N)``, and the objective."""
     pyro.clear_param_store()
     at = {"init_loc_fn": init_to_value(values=start)}
-    guide: Any = AutoNormal(model, init_scale=0.05, **at)
-    if method != "mean-field":
-        layers = {} if method == "autoregressive" else {"hidden_dims": SETTINGS["hidden_dims"]}
+    if method in _GAUSSIANS:
+        guide: Any = _GAUSSIANS[method](model, init_scale=0.05, **at)
+    else:
+        default = method.startswith("autoregressive")
+        layers = {} if default else {"hidden_dims": SETTINGS["hidden_dims"]}
         guide = HyperNetworkGuide(model, init_scale=0.05, init_from=None, **layers, **at)
     fast = {"vectorize_particles": True, "max_plate_nesting": 1}
     objective = OBJECTIVES[method](SETTINGS["num_particles"], **fast)

@@ -6,8 +6,13 @@ noise of scale 0.15 (known), 70 inputs in [-2, -0.7] and [0.7, 2]; a 1-7-10-1 ne
 N(0, 1) priors, 105 weights. Every guide starts at the same MAP fit, whose time is in each fit's.
 
 HMC                  16 chains from modes: the reference
+MAP, ensemble of 5   that fit, and it with four from other starts
+laplace              laplace-torch's of all weights there, linearised, with prior and noise as known
+MC dropout, 0.02     this share of hidden units left out, in steps from there and in predictions
+SWAG, 0.001          a Gaussian by the path of stochastic gradients from there, at this rate
 autoregressive       the linearised objective with a generator that cannot fold, where it is exact;
                      the other guides have a perceptron of as many noises as weights
+..., path            the same with gradients along the path of the draws, the objective's default
 500 draws            for each ratio, in the place of 200
 adversarial, paper   prior-contrastive as in the paper: 20 draws, one hidden layer, 10 inner steps
 
@@ -47,11 +52,14 @@ from benchmarks.papers.livi._toy_fits import (
     make_model,
     mode,
 )
+from benchmarks.papers.livi._toy_peers import PEERS, peer
 from benchmarks.records import write_record
 from benchmarks.shared.bands import draw_bands
+from benchmarks.shared.paired import pairs
+from benchmarks.shared.uci_peers import has_laplace
 
 REFERENCE = "HMC"
-METHODS = (REFERENCE, *OBJECTIVES)
+METHODS = (REFERENCE, *PEERS, *OBJECTIVES)
 Row = dict[str, Any]
 Draws = dict[str, Tensor]
 
@@ -59,6 +67,9 @@ Draws = dict[str, Tensor]
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """Runs the benchmark and returns the rows."""
     arguments = parse(_options(), argv)
+    if "laplace" in arguments.methods and not has_laplace():
+        print("no rows of laplace: pip install laplace-torch")
+        arguments.methods = [method for method in arguments.methods if method != "laplace"]
     x = torch.linspace(-3, 3, 241)[:, None]
     rows: list[Row] = []
     for seed in arguments.seeds:
@@ -90,7 +101,8 @@ def run(arguments: Any, seed: int, train_data: Data, x: Tensor) -> Iterator[tupl
                 row |= {f"r-hat, {part}": r_hat[at].max().item() for part, at in _parts(x).items()}
             else:
                 steps = trange(arguments.num_steps, desc=method, disable=arguments.quiet)
-                f, objective = fit(method, model, start, train_data, x, steps)
+                common = (method, model, start, train_data, x, steps)
+                f, objective = (peer(*common, seed), None) if method in PEERS else fit(*common)
                 accuracy = next(iter(getattr(objective, "critic_accuracy", {}).values()), None)
                 spent = first.cpu_seconds
         row |= _scores(f, x, reference) | {"critic right": accuracy}
@@ -110,17 +122,20 @@ def _parts(x: Tensor) -> dict[str, Tensor]:
 
 
 def _scores(f: Tensor, x: Tensor, reference: Tensor | None) -> Row:
-    """Errors, deviations and distances of draws ``(S, N)`` of the output, in both parts."""
+    """
+    Errors, deviations and distances of draws ``(S, N)`` of the output, in both parts; None of a
+    method that has diverged.
+    """
     error, sd = f.mean(0) - curve(x), f.std(0)
     parts = _parts(x)
     row: Row = {f"rmse, {part}": error[at].square().mean().sqrt() for part, at in parts.items()}
     row |= {f"sd, {part}": sd[at].mean() for part, at in parts.items()}
-    row["ratio"] = row["sd, gap"] / row["sd, data"]
     row = {key: value.item() for key, value in row.items()}
+    row["ratio"] = row["sd, gap"] / row["sd, data"] if row["sd, data"] else None
     if reference is not None:
         far = distances(f, reference)
         row |= {f"distance, {part}": far[at].mean().item() for part, at in parts.items()}
-    return row
+    return row if bool(torch.isfinite(f).all()) else dict.fromkeys(row)
 
 
 def distances(f: Tensor, reference: Tensor) -> Tensor:
@@ -169,11 +184,28 @@ def table(rows: list[Row]) -> str:
     return format_table(["method", *SHOWN.values()], lines)
 
 
+_COMPARED = ("rmse, data", "rmse, gap", "sd, data", "sd, gap", "distance, data", "distance, gap")
+
+
+def differences(rows: list[Row]) -> str:
+    """The guide that is exact less each other method with the same seed."""
+    lines = []
+    for (method,), found in pairs(rows, "autoregressive"):
+        kept = [(row, mine) for row, mine in found if row["sd, data"] is not None]
+        cells = [
+            mean_and_error([mine[key] - row[key] for row, mine in kept], FORMS.get(key, ".3f"))
+            for key in _COMPARED
+        ]
+        lines.append([method, *cells])
+    lines.sort(key=lambda line: METHODS.index(line[0]))
+    return format_table(["autoregressive less", *(SHOWN[key] for key in _COMPARED)], lines)
+
+
 def r_hat(rows: list[Row]) -> str:
     """The worst of each seed's chains, of what they predict."""
     keys = ("r-hat, data", "r-hat, gap")
     lines = [
-        [row["seed"], *(f"{row[key]:.2f}" for key in keys), f"{row['cpu_seconds']:.0f}"]
+        [row["seed"], *(f"{row[key]:.3f}" for key in keys), f"{row['cpu_seconds']:.0f}"]
         for row in rows
         if row["method"] == REFERENCE
     ]
