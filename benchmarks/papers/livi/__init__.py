@@ -47,13 +47,7 @@ BENCHMARKS = (
             '"full-rank Gaussian" "no KL" linearised autoregressive "autoregressive, path" lanczos '
             '"kernel, published" "adversarial, paper"'
         },
-<<<<<<< HEAD
         short="--seeds 0 --num-steps 2",
-=======
-        short='--seeds 0 --num-steps 2 --methods HMC MAP "ensemble of 5" "MC dropout, 0.1" '
-        '"SWAG, 0.001" mean-field "full-rank Gaussian" linearised autoregressive lanczos kernel '
-        "adversarial",
->>>>>>> b70211a8 (A curve with a gap beside what a user would take, and longer chains)
         short_settings={
             "map_steps": 5,
             "num_draws": 5,
