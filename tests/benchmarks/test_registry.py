@@ -19,6 +19,7 @@ from benchmarks.benchmark import FIGURES, Benchmark
 from benchmarks.common import parser
 from benchmarks.records import FOLDER, KEYS
 from benchmarks.registry import BENCHMARKS, FOLDERS, benchmark_of_record
+from benchmarks.shared.uci_peers import has_laplace
 
 Rows = list[dict[str, Any]]
 REAL: Path = parser("").get_default("data_root")
@@ -39,7 +40,8 @@ def _all_methods(rows: Rows, module: ModuleType) -> None:
 
 
 def _every_method(rows: Rows, module: ModuleType) -> None:
-    assert {row["method"] for row in rows} >= set(module.METHODS)
+    left_out = {one for one in module.METHODS if "laplace" in one.lower() and not has_laplace()}
+    assert {row["method"] for row in rows} >= set(module.METHODS) - left_out
 
 
 def _every_cell(rows: Rows, module: ModuleType) -> None:
