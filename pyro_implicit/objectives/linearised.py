@@ -71,9 +71,10 @@ class LinearisedELBO(ImplicitELBO):
     mean, and with a small part of the noise near the posterior (Roeder et al. 2017). Far from it,
     in a guide that is much narrower (``init_scale=0.05`` without a searched start), it has more
     noise, and steps that are not clipped may diverge: leave ``init_scale`` to the start, or write
-    ``path_gradient=False``. The value is what it was. At noise that is held fixed they are not the gradients of that value, nor are its
-    derivatives of higher order those of the bound: write ``path_gradient=False`` for them, for
-    L-BFGS and other line searches on the same draws at each call, and for finite differences.
+    ``path_gradient=False``. The value is what it was. At noise that is held fixed they are not the
+    gradients of that value, nor are its derivatives of higher order those of the bound: write
+    ``path_gradient=False`` for them, for L-BFGS and other line searches on the same draws at each
+    call, and for finite differences.
 
     Example::
 
