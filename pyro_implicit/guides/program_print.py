@@ -44,10 +44,11 @@ def print_of_program(model: Any) -> str | None:
 
     A function's is of its instructions, names, constants, defaults, and the plain values and
     functions that it closes over; that of an object of its ``forward`` or ``__call__``, and of the
-    plain values among its attributes and its submodules'; that of a method of its object's switches
-    and texts as well. Attributes and names that ``forward`` or ``__call__``, and the methods and
-    functions that these name, assign to, as where runs are counted, lists and dictionaries, which a
-    run may change, and what these call otherwise are not looked at.
+    plain values, tuples, members of enums, frozen dataclasses and functions among its attributes
+    and its submodules'; that of a method of its object's attributes, but for numbers. Attributes
+    and names that ``forward`` or ``__call__``, and the methods and functions that these name,
+    assign to, as where runs are counted, lists and dictionaries, which a run may change, and what
+    these call otherwise are not looked at.
 
     :param model: a Pyro model.
     :returns: hexadecimal digits; None of what has no instructions of its own, of values without

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, partial
 
 import numpy as np
@@ -183,6 +185,79 @@ def test_what_only_other_methods_write_is_part_of_it():
 
     first, again, other = (print_of_program(WithSetter(one)) for one in (True, True, False))
     assert first == again != other
+
+
+class _Kind(Enum):
+    LEVEL = 1
+    TREND = 2
+
+
+@dataclass(frozen=True)
+class _Config:
+    trend: bool
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (True, False),
+        (("a",), ("a", "slope")),
+        (_Kind.LEVEL, _Kind.TREND),
+        (_Config(True), _Config(False)),
+        (FIRST, SECOND),
+    ],
+)
+def test_attributes_are_part_of_it_whatever_they_are_called(value, other):
+    class Model(PyroModule):
+        def __init__(self, value):
+            super().__init__()
+            self._value = value
+
+        def forward(self, x):
+            return x, self._value
+
+    class Plain:
+        def __init__(self, value):
+            self._value = value
+
+        def __call__(self, x):
+            return x, self._value
+
+    for kind in (Model, Plain):
+        first, again, changed = (print_of_program(kind(one)) for one in (value, value, other))
+        assert first == again != changed
+
+
+def test_properties_and_parts_that_count_are_no_part_of_it():
+    class Encoder(torch.nn.Module):
+        calls = 0
+
+        def encode(self, x):
+            self.calls += 1
+            return x
+
+    class Model(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self._count = Encoder(), 0
+
+        @property
+        def seen(self):
+            return self._count
+
+        @seen.setter
+        def seen(self, value):
+            self._count = value
+
+        def forward(self, x):
+            self.seen = self.seen + 1
+            return self.encoder.encode(x)
+
+    program = Model()
+    before = print_of_program(program)
+    program(1)
+    assert program.seen == program.encoder.calls == 1
+    assert print_of_program(program) == before
 
 
 def test_layers_of_another_kind_are_another_program():
