@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.networks.evaluation_mode import was_training
+from pyro_implicit.handlers.networks.watched_calls import WatchedCalls
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
 
 __all__ = ["NormInputs", "OtherLatents", "PlainRun", "warning_of_drawn_norms"]
@@ -22,7 +20,7 @@ _MAX_CALLS = 8  # of one layer in a run whose inputs are kept
 _SEED_OF_OTHERS = 1
 
 
-class NormInputs:
+class NormInputs(WatchedCalls):
     """
     Notes what comes to the normalisations that this thread calls, and that were in training mode.
 
@@ -32,22 +30,19 @@ class NormInputs:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.inputs: dict[nn.Module, list[Tensor]] = {}
-        self._thread = threading.get_ident()
-        self._hook: RemovableHandle | None = None
 
-    def __enter__(self) -> NormInputs:
-        self._hook = register_module_forward_pre_hook(self._before)
-        return self
+    def note(self, module: nn.Module, given: Any) -> None:
+        """
+        Keeps the input of a normalisation.
 
-    def __exit__(self, *_: Any) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-
-    def _before(self, module: nn.Module, given: Any) -> None:
+        :param module: what is called.
+        :param given: its positional arguments.
+        """
         if not isinstance(module, _NormBase) or module.running_mean is None:
             return
-        if threading.get_ident() == self._thread and was_training(module) and given:
+        if was_training(module) and given:
             calls = self.inputs.setdefault(module, [])
             if len(calls) < _MAX_CALLS:
                 calls.append(given[0].detach())
