@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
+from torch.utils import _pytree
 
 from pyro_implicit.exceptions import StateError
 
@@ -22,6 +23,7 @@ __all__ = [
     "own_numbers",
     "plain_state",
     "read_random_state",
+    "same_random_state",
     "seed_all",
     "seed_torch",
     "state_from_plain",
@@ -42,6 +44,16 @@ def write_random_state(state: State) -> None:
     """Puts back what :func:`read_random_state` returned."""
     set_rng_state(state)
     _write_cuda(state)
+
+
+def same_random_state(one: State, other: State) -> bool:
+    """Whether two states that :func:`read_random_state` returned are the same."""
+    leaves, _ = _pytree.tree_flatten(one)
+    others, _ = _pytree.tree_flatten(other)
+    return len(leaves) == len(others) and all(
+        torch.equal(a, b) if isinstance(a, Tensor) else repr(a) == repr(b)
+        for a, b in zip(leaves, others, strict=True)
+    )
 
 
 def read_torch_state() -> State:

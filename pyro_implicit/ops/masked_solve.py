@@ -74,6 +74,7 @@ def _operation() -> Any:
     arguments = ", ".join(f"Tensor {name}" for name in _ARGUMENT_NAMES)
     library.define(f"solve_transposed({arguments}) -> Tensor")
     library.impl("solve_transposed", _solve, "CompositeExplicitAutograd")
+    library.impl("solve_transposed", _without_numbers, "Meta")  # as torch.compile asks for it
     torch.library.register_vmap("pyro_implicit::solve_transposed", _mapped, lib=library)
     _KEPT_LIBRARIES.append(library)  # with which the operation would go
     return torch.ops.pyro_implicit.solve_transposed.default
@@ -90,6 +91,11 @@ def _mapped(info: Any, in_dims: Any, *given: Any) -> tuple[Tensor, int]:
     ]
     flat = [one.reshape(-1, *one.shape[2:]) for one in lead]
     return _operation()(*flat, *given[5:]).view(lead[0].shape), 0
+
+
+def _without_numbers(right: Tensor, diagonal: Tensor, *_: Tensor) -> Tensor:
+    """What is like the solution, where tensors have shapes alone."""
+    return (right / diagonal).contiguous()
 
 
 def _solve(*given: Tensor) -> Tensor:

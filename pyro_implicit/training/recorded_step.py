@@ -13,6 +13,7 @@ from pyro_implicit.handlers.looks.python_state import PythonState
 from pyro_implicit.ops.graphs.same_bits import same_bits
 from pyro_implicit.ops.graphs.shapes_of_values import shapes_of_values
 from pyro_implicit.training.argument_checks import ArgumentChecks
+from pyro_implicit.training.compiled_graph import CompiledGraph
 from pyro_implicit.training.met_parameters import MetParameters
 
 __all__ = [
@@ -28,6 +29,8 @@ class RecordedStep:
 
     #: from the tensors among the arguments to the loss and its gradients; None: not to be used
     run: Callable[..., tuple[Tensor, ...]] | None = None
+    #: the same in machine code, to rounding; None: not to be used
+    compiled: CompiledGraph | None = None
     #: model and guide, which a graph keeps: another object may have the number of one that is gone
     programs: tuple[Any, ...] = ()
     #: the parameters that a step meets; gradients are of those that are trained, in their order

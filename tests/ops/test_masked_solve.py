@@ -67,6 +67,12 @@ def test_it_is_mapped_over_noises(mapped: int) -> None:
     torch.testing.assert_close(rows.view(6, 5), solve_transposed(*parts), rtol=1e-4, atol=1e-4)
 
 
+def test_without_numbers_it_has_the_shape_of_the_solution() -> None:
+    parts = system(6, 5, 8, 0.3, 1)
+    found = solve_transposed(*(one.to("meta") for one in parts))
+    assert found.is_meta and found.shape == solve_transposed(*parts).shape
+
+
 def test_weights_that_are_mapped_over_are_refused() -> None:
     parts = [one.unsqueeze(0) for one in system(2, 3, 4, 0.3, 0)]
     with pytest.raises(RuntimeError, match="weights that are mapped over"):

@@ -52,9 +52,8 @@ from pyro_implicit.training.fitting.parameters.adopted_parameters import Adopted
 from pyro_implicit.training.fitting.prepared_run import Request, prepared_run
 from pyro_implicit.training.fitting.result import FitResult
 from pyro_implicit.training.fitting.run import Run
-from pyro_implicit.training.fitting.validation import (
-    check_validation,
-)
+from pyro_implicit.training.fitting.validation import check_validation
+from pyro_implicit.training.recorded import RecordedObjective
 
 __all__ = ["fit"]
 
@@ -75,6 +74,7 @@ def fit(
     progress: bool = True,
     seed: int | None = None,
     resume: FitResult | None = None,
+    jit_compile: bool = False,
     **kwargs: Any,
 ) -> FitResult:
     r"""
@@ -119,6 +119,9 @@ def fit(
         validation, whose best parameters and score are carried over. A run that was interrupted
         then gives the numbers of one that was not (with whole data); one that had ended begins anew
         at the full rate, up to ``num_steps``.
+    :param bool jit_compile: compile the recorded steps of small models by ``torch.compile``, which
+        needs a C++ compiler and some ten seconds, and pays in fits of thousands of steps; numbers
+        change by rounding (:class:`~pyro_implicit.training.RecordedObjective`).
     :param kwargs: keyword arguments of model and guide.
     :returns: history, reason of the end, warnings; it can be printed and plotted.
     :raises ArgumentError: for bad values, for ``seed`` with ``resume``, for data of another type
@@ -152,12 +155,18 @@ def fit(
     limit = _DEFAULT_NUM_STEPS if num_steps is None else check_count("num_steps", num_steps)
     lr = None if lr is None else check_number("lr", lr, above=0)
     check_flag("progress", progress)
+    check_flag("jit_compile", jit_compile)
     check_validation(validation)
     _check_objective(objective)
+    stepper = None
+    if isinstance(objective, RecordedObjective):
+        objective, stepper = objective.objective, None if jit_compile else objective
     _check_resume(resume, limit, seed)
     seed = None if seed is None else check_seed("seed", seed)
     arguments = Arguments(args, batches, kwargs)
-    request = Request(model, guide, arguments, objective, limit, lr, validation, resume)
+    request = Request(
+        model, guide, arguments, objective, limit, lr, validation, resume, stepper, jit_compile
+    )
     start = time.perf_counter()
     hints: list[str] = []
     forget_fit(guide)

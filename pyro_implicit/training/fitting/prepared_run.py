@@ -43,6 +43,8 @@ class Request:
     :param float lr: the first learning rate; None for that which suits the guide.
     :param validation: held-out arguments, a function, or None.
     :param FitResult resume: what the run goes on from, or None.
+    :param RecordedObjective stepper: what records the steps of the objective, or None.
+    :param bool jit_compile: whether recorded steps are compiled.
     """
 
     model: Any
@@ -53,6 +55,8 @@ class Request:
     lr: float | None
     validation: Any
     resume: FitResult | None
+    stepper: Any
+    jit_compile: bool
 
     @property
     def look(self) -> dict[str, bool]:
@@ -90,6 +94,7 @@ def prepared_run(
     run = Run(
         model, guide, objective, arguments, LearningRate(rate, request.limit), watch, rows, times
     )
+    run.stepper, run.jit_compile = request.stepper, request.jit_compile
     if request.resume is not None:
         run.resume(request.resume)
     run.first_steps.adopted = adopted

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pyro_implicit._random import RandomStream, plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, StateError
+from pyro_implicit._warn import warn
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, PerformanceHint, StateError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.handlers.errors.value_errors import refuses_nan
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
@@ -86,7 +87,9 @@ class Run:
         )
         if validation is not None:
             validation.statistics = self.course.statistics
-        self._stepper: Any = None  # the objective, or what records its steps
+        #: the objective, or what records its steps; None until the first one
+        self.stepper: Any = None
+        self.jit_compile = False  # whether recorded steps are compiled
         self.history: list[float] = []
         self.rates: list[float] = []
         self.terms: list[dict[str, float]] = []
@@ -198,14 +201,15 @@ class Run:
         self.first_steps.before(args, kwargs)
         step = len(self.history)
         rate = self.course.rate_at(step)
-        if self._stepper is None:
-            self._stepper = _stepper_for(self.objective, self.course.rate.num_steps - step)
+        if self.stepper is None:
+            num_left = self.course.rate.num_steps - step
+            self.stepper = _stepper_for(self.objective, num_left, self.jit_compile)
         self.course.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
             with self.first_steps.watching(), self.course.statistics.around_step(), capture:
                 loss = _one_number(
-                    self._stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
+                    self.stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
                 )
             what = "a gradient was not finite" if math.isfinite(loss) else "not finite"
             why = f"the loss was {loss:.6g}, {what}"
@@ -340,7 +344,7 @@ class Run:
             )
         kept = self.validation is None or self.validation.is_start_best
         notes += self.course.retreat.notes() + self.course.settling.notes(kept)
-        if getattr(self._stepper, "has_changed", False):
+        if getattr(self.stepper, "has_changed", False):
             notes.append(
                 "the model changed between steps from outside, and up to a hundred steps went by "
                 "what it was before: keep what changes in the model, the guide or their arguments"
@@ -432,13 +436,18 @@ def _at_rows(guide: Any, objective: Any) -> Any:
     return ParametersAtRows()(guide) if is_pyros(objective) else guide
 
 
-def _stepper_for(objective: Any, num_steps: int) -> Any:
+def _stepper_for(objective: Any, num_steps: int, jit_compile: bool) -> Any:
     """What takes the steps: recorded ones, where so many are worth it."""
-    if num_steps < _MIN_STEPS_TO_RECORD or type(objective) not in (LinearisedELBO, LanczosELBO):
+    can_be = type(objective) in (LinearisedELBO, LanczosELBO) and objective.vectorize_particles
+    if jit_compile and not can_be:
+        warn(
+            "jit_compile=True, and steps are not compiled: only those of a LinearisedELBO or "
+            f"LanczosELBO with vectorize_particles=True are, and these are of {objective!r}",
+            PerformanceHint,
+        )
+    if not can_be or not (jit_compile or num_steps >= _MIN_STEPS_TO_RECORD):
         return objective
-    if not objective.vectorize_particles:
-        return objective
-    return RecordedObjective(objective, hints=False)
+    return RecordedObjective(objective, jit_compile=jit_compile, hints=jit_compile)
 
 
 def _params(capture: Any) -> dict[str, Tensor]:
