@@ -30,6 +30,7 @@ from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
     is_factor_of_rows,
+    is_latent_of_model,
     latent_sites,
     pointwise_log_prob,
     reduced_dims,
@@ -300,7 +301,8 @@ class Program:
         if is_factor_of_rows(site):
             self.factors.add(site["name"])
             return
-        if is_auxiliary(site) and site["name"] not in draw:
+        is_marked = is_auxiliary(site) and site["name"] not in draw
+        if is_marked and not is_latent_of_model(site):
             return
         run.sites[site["name"]] = described = _describe(site, draw)
         if described.kind == "latent":

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_implicit._random import RandomStream
 from pyro_implicit.diagnostics._data_places import DataPlaces
 from pyro_implicit.diagnostics._unconstrained import constrained_draws
-from pyro_implicit.exceptions import ArgumentError, ShapeError, SiteError
+from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
@@ -97,13 +97,39 @@ class Simulation:
         if taken:
             raise ArgumentError(f"quantities {taken} have the names of sites; rename them")
         for name, quantity in self.quantities.items():
-            truth = quantity({site: values[site] for site in draws}, data)
+            truth = _number_of(name, quantity, {site: values[site] for site in draws}, data)
             each = [
-                quantity({site: value[s] for site, value in draws.items()}, data)
+                _number_of(name, quantity, {site: v[s] for site, v in draws.items()}, data)
                 for s in range(self.num_samples)
             ]
-            ranks[name] = _rank(torch.stack([torch.as_tensor(one) for one in each]), truth)
+            if any(one.shape != truth.shape for one in each):
+                raise ShapeError(
+                    f"quantities[{name!r}] has other shapes at other values: "
+                    f"{sorted({tuple(one.shape) for one in (truth, *each)})}; expected one shape."
+                )
+            ranks[name] = _rank(torch.stack(each), truth)
         return ranks
+
+
+def _number_of(
+    name: str, quantity: Quantity, values: Mapping[str, Tensor], data: Mapping[str, Tensor]
+) -> Tensor:
+    """What a user's function makes of latents, which are called what they are in the model."""
+    try:
+        found = torch.as_tensor(quantity(values, data))
+    except (KeyError, TypeError) as error:
+        raise ArgumentError(
+            f"quantities[{name!r}] could not be evaluated ({type(error).__name__}: {error}); "
+            "expected a function of the latents and of the data, by site, that returns numbers: "
+            f"lambda values, data: ... of values with {sorted(values)} and data with "
+            f"{sorted(data)}."
+        ) from error
+    if bool(found.isnan().any()):
+        raise NonFiniteError(
+            f"quantities[{name!r}] is NaN at a draw, which has no rank; expected numbers at all "
+            "values that latents may take."
+        )
+    return found
 
 
 def simulate(

@@ -179,8 +179,9 @@ def vsbc(
     :returns: ranks, p-values; see :func:`pyro_implicit.diagnostics.plots.plot_ranks`.
     :raises ArgumentError: for numbers outside of these, no name of data, or a name of a quantity
         that is taken.
-    :raises NonFiniteError: for arguments that are NaN, where the model makes a parameter of them.
-    :raises ShapeError: for data without rows.
+    :raises NonFiniteError: for arguments that are NaN, where the model makes a parameter of them,
+        and for a quantity that is NaN.
+    :raises ShapeError: for data without rows, and for a quantity of other shapes at other values.
     :raises SiteError: if nothing is observed, for names of sites that the model does not have, or
         if a guide may look at data that the model computes from its arguments (a logarithm).
     :warns UserWarning: if the model makes a distribution of the data of these data (an

@@ -10,6 +10,9 @@ from pyro.distributions import constraints
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_implicit._checks import check_instance
+from pyro_implicit.exceptions import ShapeError
+
 __all__ = ["DiagonalMixture", "WeightedDraws"]
 
 
@@ -28,6 +31,8 @@ class DiagonalMixture(dist.TorchDistribution):
     :param torch.Tensor logits: logarithms of the weights up to a constant, shape ``(*batch, K)``;
         the batch shapes of the three are broadcast.
     :param bool validate_args: see ``torch.distributions.Distribution``.
+    :raises ArgumentError: for what is no tensor.
+    :raises ShapeError: for another number of components, or of entries, in one than in another.
     :raises ValueError: with validation on, for values outside of these.
     """
 
@@ -42,6 +47,7 @@ class DiagonalMixture(dist.TorchDistribution):
     def __init__(
         self, loc: Tensor, scale: Tensor, logits: Tensor, validate_args: bool | None = None
     ) -> None:
+        _check_shapes(loc, scale, logits)
         parts, kinds = loc.shape[-2:], logits.shape[-1:]
         batch = torch.broadcast_shapes(loc.shape[:-2], scale.shape[:-2], logits.shape[:-1])
         self.loc, self.scale = loc.expand(batch + parts), scale.expand(batch + parts)
@@ -105,6 +111,23 @@ class DiagonalMixture(dist.TorchDistribution):
         :returns: draws without gradient, shape ``(*sample, *batch, m)``.
         """
         return self.weighted_rsample(sample_shape)[0]
+
+
+def _check_shapes(loc: Any, scale: Any, logits: Any) -> None:
+    for name, one in (("loc", loc), ("scale", scale), ("logits", logits)):
+        check_instance(name, one, Tensor, "a tensor")
+    shapes = f"{tuple(loc.shape)}, {tuple(scale.shape)} and {tuple(logits.shape)}"
+    fits = loc.dim() > 1 < scale.dim() and logits.dim() and logits.shape[-1] == loc.shape[-2]
+    try:
+        lead = torch.broadcast_shapes(loc.shape[:-2], scale.shape[:-2], logits.shape[:-1])
+        fits = fits and scale.expand(*lead, *loc.shape[-2:]) is not None
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"loc, scale and logits have the shapes {shapes}; expected (*batch, K, m) of the first "
+            "two and (*batch, K) of logits, for K components over vectors of length m."
+        )
 
 
 class WeightedDraws(Messenger):

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_count, check_counts, check_number
+from pyro_implicit._checks import check_count, check_counts, check_instance, check_number
 from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture
+from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.ops.activations import get_activation
 
 __all__ = ["MixtureDensityNetwork"]
@@ -41,6 +42,7 @@ class MixtureDensityNetwork(nn.Module):
     :param float init_scale: standard deviation of each component at initialisation; several also
         start about as far from ``loc``.
     :raises ArgumentError: for values outside of these.
+    :raises ShapeError: for a ``loc`` of another shape.
     """
 
     loc: Tensor
@@ -57,6 +59,10 @@ class MixtureDensityNetwork(nn.Module):
         init_scale: float = 0.1,
     ) -> None:
         super().__init__()
+        context_dim = check_count("context_dim", context_dim)
+        check_instance("loc", loc, Tensor, "a tensor of shape (m,)")
+        if loc.dim() != 1:
+            raise ShapeError(f"loc has shape {tuple(loc.shape)}; expected (m,), for m latents.")
         m = len(loc)
         self.hidden_dims = hidden_dims = check_counts("hidden_dims", hidden_dims, empty=False)
         self.init_scale = check_number("init_scale", init_scale, above=0)

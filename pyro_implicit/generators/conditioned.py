@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyro_implicit._checks import check_instance
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.ops.linearisation import Linearisation
@@ -34,10 +35,13 @@ class Conditioned(Generator):
 
     :param Generator inner: from ``d + k`` flat inputs, noise first, to ``m`` outputs.
     :param torch.Tensor context: shape ``(*batch, k)``; broadcasts with the batch of the noise.
+    :raises ArgumentError: for what is no generator, and no tensor.
     :raises ShapeError: if the inner generator's inputs are not flat, or not more than ``k``.
     """
 
     def __init__(self, inner: Generator, context: Tensor) -> None:
+        check_instance("inner", inner, Generator, "a generator")
+        check_instance("context", context, Tensor, "a tensor of shape (*batch, k)")
         k = context.shape[-1] if context.dim() else 0
         if len(inner.noise_shape) != 1 or not 0 < k < inner.noise_dim:
             raise ShapeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pyro_implicit._checks import check_instance
 from pyro_implicit.exceptions import ShapeError
 from pyro_implicit.ops.logdet import upcast
 
@@ -24,6 +25,7 @@ class Preconditioner(nn.Module):
     :param torch.Tensor unit: if given, ``c`` is learned, in these units: ``loc + unit * shift``
         with a parameter ``shift`` that begins at zero; shape ``(m,)``. An optimiser then moves it
         by about ``unit`` times its rate in a step, whatever the size of ``L``.
+    :raises ArgumentError: for what is no tensor.
     :raises ShapeError: for other shapes.
     """
 
@@ -36,6 +38,9 @@ class Preconditioner(nn.Module):
         self, loc: Tensor, factor: Tensor | None = None, unit: Tensor | None = None
     ) -> None:
         super().__init__()
+        for name, one in (("loc", loc), ("factor", factor), ("unit", unit)):
+            if one is not None or name == "loc":
+                check_instance(name, one, Tensor, "a tensor")
         m = loc.shape[-1] if loc.dim() == 1 else -1
         if m < 0 or (factor is not None and factor.shape not in ((m,), (m, m))):
             found = None if factor is None else tuple(factor.shape)

@@ -55,8 +55,10 @@ class HeldData:
         met: set[str] = set()
         self.observed = _observed(model, args, kwargs, is_small, self.parameters, met)
         self.sampled = frozenset(met) or None
-        #: what tells the model's program from others, for a guide that is loaded without it
+        #: what tells the model's program from others, for a guide that is loaded
         self.program = print_of_program(model)
+        #: whether it comes of a state, which may be that of another model's guide
+        self.is_loaded = False
 
     @classmethod
     def from_prints(
@@ -77,7 +79,7 @@ class HeldData:
         """
         held = cls.__new__(cls)
         held.arguments, held.observed, held.parameters = arguments, observed, []
-        held.sampled, held.program = sampled, program
+        held.sampled, held.program, held.is_loaded = sampled, program, True
         return held
 
     def still_there(
@@ -168,12 +170,12 @@ def is_made_for(model: Any, guide: Any) -> bool:
     Tells whether a model is that which a guide was made for.
 
     :param model: a Pyro model, or it with values held by ``poutine.condition``.
-    :param guide: any guide but several; one that was loaded without its model knows the fingerprint
-        of its program.
+    :param guide: any guide but several; one that was loaded knows the fingerprint of the program
+        that its state was saved with, whichever model it was given since.
     :returns: False, too, if nobody can tell.
     """
     own, held = model_of(guide), _held_by(guide)
-    if own is None and held is not None and held.program is not None:
+    if held is not None and held.program is not None and (own is None or held.is_loaded):
         return held.program == print_of_program(model)
     return own is not None and unconditioned(model) is unconditioned(own)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import hashlib
 import inspect
@@ -155,7 +156,7 @@ def _take_value(value: Any, digest: Any, seen: _Taken) -> None:
     elif isinstance(value, partial):
         _take_value((value.func, value.args, *sorted(value.keywords.items())), digest, seen)
     elif _is_frozen(value):
-        _take_value(tuple(sorted(vars(value).items())), digest, seen)
+        _take_value(_fields(value), digest, seen)
     elif inspect.isfunction(value) or inspect.ismethod(value):
         _take_function(value, digest, seen)
 
@@ -163,17 +164,27 @@ def _take_value(value: Any, digest: Any, seen: _Taken) -> None:
 def _is_frozen(value: Any) -> bool:
     """Whether it is an object of a frozen dataclass, whose fields a run cannot assign to."""
     parameters = getattr(type(value), "__dataclass_params__", None)
-    return parameters is not None and parameters.frozen and hasattr(value, "__dict__")
+    return parameters is not None and parameters.frozen
+
+
+def _fields(value: Any) -> tuple[tuple[str, Any], ...]:
+    """Names and values of all that a frozen object holds, cached or in slots too."""
+    held = {one.name: getattr(value, one.name, None) for one in dataclasses.fields(value)}
+    return tuple(sorted((held | getattr(value, "__dict__", {})).items()))
 
 
 def _text(value: Any) -> str:
     """The same in each process, of what is plain and of what is made of it."""
+    if isinstance(value, Enum):  # whose value may be anything
+        return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, int) and not isinstance(value, bool):
         return hex(value)  # of any length, which decimal digits are not
     if isinstance(value, frozenset):  # in an order that each process has for itself
         return f"frozenset({sorted(map(_text, value))})"
     if isinstance(value, tuple):
         return f"tuple({list(map(_text, value))})"
+    if isinstance(value, (str, bytes)):  # of a class of its own, too, which may show an address
+        return str.__repr__(value) if isinstance(value, str) else bytes.__repr__(value)
     return repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__
 
 
@@ -235,10 +246,21 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _take(code: CodeType, digest: Any) -> None:
-    for constant in code.co_consts:
+    for constant in _constants(code):
         if isinstance(constant, CodeType):  # of a function within
             _take(constant, digest)
         else:
             _take_value(constant, digest, _Taken(None))
     names = (*code.co_names, *code.co_varnames, *code.co_freevars)
     digest.update("\n".join(names).encode() + code.co_code)
+
+
+def _constants(code: CodeType) -> tuple[Any, ...]:
+    """What a program names, but for its docstring, or the None in its place before Python 3.14."""
+    flag = getattr(inspect, "CO_HAS_DOCSTRING", None)
+    is_told = (
+        isinstance(next(iter(code.co_consts), 0), str | None)
+        if flag is None
+        else bool(code.co_flags & flag)
+    )
+    return code.co_consts[1:] if is_told and not code.co_name.startswith("<") else code.co_consts

@@ -31,6 +31,7 @@ __all__ = [
     "is_auxiliary",
     "is_delta",
     "is_factor_of_rows",
+    "is_latent_of_model",
     "latent_sites",
     "pointwise_log_prob",
     "reduced_dims",
@@ -143,6 +144,9 @@ def latent_sites(
     return sites
 
 
+_MARKS_OF_NOISE = ("is_implicit_noise", "implicit_noise")  # of implicit sites, and of these
+
+
 def is_auxiliary(site: Any) -> bool:
     """
     Whether a site is neither data nor a latent of the model.
@@ -153,6 +157,22 @@ def is_auxiliary(site: Any) -> bool:
     """
     special = site_is_factor(site) or site_is_subsample(site)
     return special or bool(site["infer"].get("is_auxiliary"))
+
+
+def is_latent_of_model(site: Any) -> bool:
+    """
+    Whether a sample site of a model is one that a guide is to draw.
+
+    A latent that is marked as auxiliary is one; what an implicit distribution is made of is none.
+
+    :param site: a sample site of a model.
+    :returns: whether it is neither observed nor a point, a factor, rows of a plate or of that kind.
+    """
+    if site["is_observed"] or is_delta(site):
+        return False
+    if site_is_factor(site) or site_is_subsample(site):
+        return False
+    return not any(site["infer"].get(mark) for mark in _MARKS_OF_NOISE)
 
 
 def is_factor_of_rows(site: Any) -> bool:

@@ -117,7 +117,7 @@ def forgotten_latents(
             return sorted(free)
         return sorted(forgotten)
     own = model_of(guide)
-    is_own = own is model or (own is None and is_made_for(model, guide))  # loaded without it
+    is_own = (own is None or own is model) and is_made_for(model, guide)
     if not free or len(plan.free) < 2 or is_own:
         return []
     one = {name: value[0] for name, value in plan.draws.items()}
@@ -151,7 +151,8 @@ def _follow_data(
 def _sites_in_fit(guide: Any, args: Any, kwargs: Any, values: Any) -> set[str] | None:
     """Names of the sites of the guide's own model; None if nobody knows them."""
     own, names = model_of(guide), set[str]()
-    if own is None and (known := sites_when_built(guide)) is not None:
+    known = sites_when_built(guide)
+    if known is not None and (own is None or not is_made_for(own, guide)):  # loaded
         return set(known)
     if not callable(own):
         return None

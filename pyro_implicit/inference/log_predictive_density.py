@@ -36,6 +36,7 @@ from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
     is_factor_of_rows,
+    is_latent_of_model,
     pointwise_log_prob,
     run_model,
     warning_of_factors,
@@ -306,7 +307,7 @@ class _Densities:
             refuse_undrawn(site, self.latents)
         if site["name"] in self.latents and is_outside(site["fn"], site["value"]):
             self.noted.outside[site["name"]] = own_support(site["fn"])
-        is_latent = not (site["is_observed"] or is_auxiliary(site) or is_delta(site))
+        is_latent = is_latent_of_model(site) and site["name"] not in self.latents
         is_latent &= site.get("_intervener_id") is None  # poutine.do: no value of it is used
         if is_latent and not (marginal or site["infer"].get("enumerate")):
             self.noted.forgotten.add(site["name"])

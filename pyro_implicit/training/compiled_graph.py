@@ -44,7 +44,7 @@ class CompiledGraph:
         graph = copy.deepcopy(recorded.graph)  # of operations alone
         graph.eliminate_dead_code()
         plain = fx.GraphModule(recorded, graph)
-        options = {"fallback_random": True}
+        options: dict[str, Any] = {"fallback_random": True}
         self._run: Any = torch.compile(torch.no_grad()(plain), dynamic=False, options=options)
         #: of the fastest trial
         self.seconds = math.inf

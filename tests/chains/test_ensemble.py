@@ -17,6 +17,8 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 
 from pyro_implicit import (
     EnsembleGuide,
+    HyperNetworkGuide,
+    MMNNGuide,
     evaluate,
     log_predictive_density,
     posterior_draws,
@@ -231,3 +233,11 @@ def test_other_sites_and_plates_are_refused():
     with pytest.raises(GuideError, match="picks one guide for each run, and plate 'particles'"):
         with pyro.plate("particles", 3):
             EnsembleGuide([at(0.0)])()
+
+
+def test_pyros_predictive_takes_guides_of_different_kinds():
+    guides = [MMNNGuide(line), HyperNetworkGuide(line, init_from=None), at(1.0)]
+    for guide in guides[:2]:
+        guide.setup(X, Y)
+    found = pyro.infer.Predictive(line, guide=EnsembleGuide(guides), num_samples=20)(X)
+    assert found["w"].shape[0] == found["y"].shape[0] == 20

@@ -343,3 +343,23 @@ def test_arguments_are_looked_at():
         vsbc(regression, lambda data: {}, x[:0], **options)
     with pytest.raises(ArgumentError, match="observed is empty"):
         vsbc(regression, lambda data: {}, x, **options | {"observed": []})
+
+
+@pytest.mark.parametrize(
+    ("quantity", "error", "told"),
+    [
+        (lambda values, data: values["mean"][0].log(), NonFiniteError, "is NaN at a draw"),
+        (lambda values, data: float("nan"), NonFiniteError, "is NaN at a draw"),
+        (lambda values: values["mean"], ArgumentError, "could not be evaluated .TypeError"),
+        (lambda values, data: values["other"], ArgumentError, "with .'mean'. and data with .'y'."),
+        (lambda values, data: "text", ArgumentError, "could not be evaluated"),
+        (
+            lambda values, data: values["mean"][: 1 + int(values["mean"][0] > 0)],
+            ShapeError,
+            "other shapes at other values",
+        ),
+    ],
+)
+def test_quantities_without_a_rank_are_named(quantity, error, told):
+    with pytest.raises(error, match=f"quantities.'odd'.*{told}"):
+        calibrate(fit_with(), quantities={"odd": quantity}, num_simulations=10)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch import distributions as D
 
 from pyro_implicit.distributions.diagonal_mixture import DiagonalMixture, WeightedDraws
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 
 def make(batch: tuple[int, ...], k: int, m: int) -> DiagonalMixture:
@@ -100,3 +101,33 @@ def test_batch_shapes_are_broadcast(which):
     assert mixture.batch_shape == (5,) and mixture.event_shape == (2,)
     value = mixture.sample((4,))
     assert value.shape == (4, 5, 2) and mixture.log_prob(value).shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 1), (2, 1), (1,)),
+        ((2, 1), (2, 1), (3,)),
+        ((2, 3), (2, 2), (2,)),
+        ((2, 1), (3, 1), (2,)),
+        ((2,), (2,), (2,)),
+        ((2, 1), (2, 1), ()),
+        ((3, 2, 1), (2, 2, 1), (2,)),
+    ],
+)
+def test_other_numbers_of_components_or_entries_are_refused(shapes) -> None:
+    loc, scale, logits = (torch.ones(shape) for shape in shapes)
+    with pytest.raises(ShapeError, match="loc, scale and logits have the shapes"):
+        DiagonalMixture(loc, scale, logits)
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="logits is None; expected a tensor"):
+        DiagonalMixture(torch.zeros(2, 1), torch.ones(2, 1), None)  # type: ignore[arg-type]
+
+
+@given(k=st.integers(1, 4))
+def test_it_integrates_to_one(k) -> None:
+    fn, grid = make((), k, 1), torch.linspace(-20, 20, 8001, dtype=torch.float64)
+    total = torch.trapezoid(fn.log_prob(grid.unsqueeze(-1)).exp(), grid)
+    assert abs(float(total) - 1) < 1e-4

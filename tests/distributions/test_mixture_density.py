@@ -8,7 +8,7 @@ from torch import Tensor
 from torch import distributions as D
 
 from pyro_implicit.distributions.mixture_density import MixtureDensityNetwork
-from pyro_implicit.exceptions import ArgumentError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 
 
 def parts(network: MixtureDensityNetwork, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,3 +62,13 @@ def test_it_starts_around_its_location() -> None:
 def test_bad_arguments(options, message) -> None:
     with pytest.raises(ArgumentError, match=message):
         MixtureDensityNetwork(1, torch.zeros(3), **options)
+
+
+def test_a_place_of_another_shape_is_refused() -> None:
+    for loc in (torch.zeros(()), torch.zeros(2, 2)):
+        with pytest.raises(ShapeError, match=r"expected \(m,\), for m latents"):
+            MixtureDensityNetwork(3, loc)
+    with pytest.raises(ArgumentError, match="loc is .*expected a tensor of shape"):
+        MixtureDensityNetwork(3, [0.0, 0.0])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="context_dim"):
+        MixtureDensityNetwork(0, torch.zeros(2))

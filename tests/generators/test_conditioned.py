@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.generators import MLPGenerator, ModuleGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.conditioned import Conditioned
@@ -72,3 +72,10 @@ def test_full_rank_asks_for_as_much_noise_as_latents() -> None:
 def test_a_context_must_leave_room_for_noise(context) -> None:
     with pytest.raises(ShapeError, match=r"cannot be conditioned.*\(d \+ k,\)"):
         Conditioned(MLPGenerator(3, 2), context)
+
+
+def test_what_is_no_generator_or_no_tensor_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="inner is None; expected a generator"):
+        Conditioned(None, torch.zeros(2))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="context is 1.0; expected a tensor"):
+        Conditioned(MLPGenerator(4, 2), 1.0)  # type: ignore[arg-type]

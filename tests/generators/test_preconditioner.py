@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.generators.preconditioner import Preconditioner, _log_abs_det
 
 FACTORS = {
@@ -101,3 +101,9 @@ def test_a_loaded_copy_has_the_same_bits() -> None:
     assert first.factor.stride() == again.factor.stride()
     w = torch.randn(100, 4)
     assert torch.equal(first(w), again(w))
+
+
+@pytest.mark.parametrize("wrong", [([0.0],), (torch.zeros(1), [1.0]), (torch.zeros(1), None, 1.0)])
+def test_what_is_no_tensor_is_refused(wrong) -> None:
+    with pytest.raises(ArgumentError, match="expected a tensor"):
+        Preconditioner(*wrong)

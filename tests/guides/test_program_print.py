@@ -360,3 +360,61 @@ def test_modules_and_objects_are_their_classes_programs():
     assert None not in prints and len(set(prints)) == 3
     assert print_of_program(Model()) == prints[0]
     assert print_of_program(torch.nn.Identity()) not in (None, *prints)
+
+
+def test_members_of_enums_and_texts_have_one_print_in_each_process():
+    program = (
+        "import enum, functools\n"
+        "from pyro_implicit.guides.program_print import print_of_program\n"
+        "class Link(enum.Enum):\n"
+        "    ID = functools.partial(max, 1.0)\n"
+        "    LOG = frozenset({'one', 'two', 'three'})\n"
+        "    OWN = object()\n"
+        "class Name(str):\n    __repr__ = object.__repr__\n"
+        "def made(*values):\n    return lambda x: (x, values)\n"
+        "for values in (*((one,) for one in Link), (Name('a'),), (Name('b'),)):\n"
+        "    print(print_of_program(made(*values)))"
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    ]
+    assert found[0] == found[1]
+    assert len(set(found[0].split())) == 5
+
+
+def test_a_docstring_is_no_part_of_it():
+    def plain(x, name="a"):
+        return [name, x]
+
+    plain_print = print_of_program(plain)
+
+    def plain(x, name="a"):
+        """What it does."""
+        return [name, x]
+
+    assert print_of_program(plain) == plain_print
+
+    def plain(x, name="b"):
+        """What it does."""
+        return [name, x]
+
+    assert print_of_program(plain) != plain_print
+
+
+def test_slots_are_part_of_it():
+    @dataclass(frozen=True, slots=True)
+    class Slotted:
+        trend: bool
+
+    first, again, other = (
+        print_of_program(_closing_over(one))
+        for one in (Slotted(True), Slotted(True), Slotted(False))
+    )
+    assert first == again != other

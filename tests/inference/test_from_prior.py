@@ -21,10 +21,12 @@ from pyro_implicit import (
     posterior_draws,
     predict,
     refine,
+    to_arviz,
 )
 from pyro_implicit.chains import Chains
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import SiteError, StateError
 from pyro_implicit.handlers.looks.upstream import upstream_sites
+from pyro_implicit.training.fitting.checks.left_out import warning_of_left_out
 
 X, Y = torch.linspace(0.0, 1.0, 5), torch.zeros(5)
 
@@ -288,3 +290,35 @@ def test_a_guide_loaded_without_its_model_knows_what_that_hid() -> None:
                 predict(model, one, x, num_samples=3)
             with pytest.warns(UserWarning, match=r"does not draw \['v'\]"):
                 evaluate(model, one, x, x, num_samples=3)
+
+
+def test_a_state_of_another_models_guide_is_known_by_its_program() -> None:
+    state = HyperNetworkGuide(line, init_from=None).setup(X, Y).state_dict()
+    wrong, right = HyperNetworkGuide(with_bias), HyperNetworkGuide(line)
+    wrong.load_state_dict(state)
+    right.load_state_dict(state)
+    for call in (
+        lambda model, guide: predict(model, guide, X, num_samples=3),
+        lambda model, guide: evaluate(model, guide, X, Y, num_samples=3),
+        lambda model, guide: log_predictive_density(model, guide, X, Y, num_samples=3),
+    ):
+        call(line, right)
+        with pytest.warns(UserWarning, match=r"does not draw \['b'\]"):
+            call(with_bias, wrong)
+
+
+def test_a_latent_that_is_marked_as_auxiliary_is_left_out_like_any_other() -> None:
+    def marked(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w * x + b, 1.0), obs=y)
+
+    guide = HyperNetworkGuide(line, init_from=None).setup(X, Y)
+    for call in (evaluate, log_predictive_density):
+        with pytest.warns(UserWarning, match=r"does not draw \['b'\]"):
+            call(marked, guide, X, Y, num_samples=3)
+    with pytest.raises(SiteError, match=r"may depend on \['b'\]"):
+        to_arviz(marked, guide, X, Y, num_samples=3)
+    assert "'b'" in warning_of_left_out(marked, guide, (X, Y), {})
+    assert not warning_of_left_out(line, guide, (X, Y), {})

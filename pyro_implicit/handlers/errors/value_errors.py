@@ -27,6 +27,7 @@ _MAX_CHARACTERS_OF_SUPPORT = 200
 _PATTERN_OF_INDEX_BOUNDS = re.compile(
     r"index (-?\d+) is out of bounds for dimension -?\d+ with size (\d+)"
 )
+_BEGINNING_OF_INFERENCE_ERRORS = "Inference tensors cannot be saved for backward"
 _MESSAGE_OF_INDEX_DTYPE = "tensors used as indices must be"
 _PATTERN_OF_SUPPORT_ERRORS = re.compile(
     r"to be within the support \((.*?)\) of the distribution (\w+)", re.DOTALL
@@ -227,7 +228,18 @@ def _outside_support(error: Exception, tensors: dict[str, Tensor]) -> ImplicitEr
 
 
 #: Functions from an error and the tensors among a model's arguments to a clear error, or None.
+def _made_without_gradients(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | None:
+    names = [name for name, one in tensors.items() if one.is_inference()]
+    if not names or not str(error).startswith(_BEGINNING_OF_INFERENCE_ERRORS):
+        return None
+    return ArgumentError(
+        f"{', '.join(names)} was made within torch.inference_mode(), and no gradient can pass "
+        f"operations on it; expected data made outside of it, or a copy, x.clone()."
+    )
+
+
 VALUE_EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
+    _made_without_gradients,
     _indices,
     _not_finite,
     _outside_domain,

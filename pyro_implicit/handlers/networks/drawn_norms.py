@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.networks.evaluation_mode import was_training
-from pyro_implicit.handlers.networks.watched_calls import WatchedCalls
+from pyro_implicit.handlers.networks.left_out_noise import calling_module
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
 
 __all__ = ["NormInputs", "OtherLatents", "PlainRun", "warning_of_drawn_norms"]
@@ -20,51 +22,81 @@ _MAX_CALLS = 8  # of one layer in a run whose inputs are kept
 _SEED_OF_OTHERS = 1
 
 
-class NormInputs(WatchedCalls):
+class NormInputs(TorchFunctionMode):
     """
-    Notes what comes to the normalisations that this thread calls, and that were in training mode.
+    Notes what comes to the normalisations of modules that were in training mode.
 
     To be used within :func:`~pyro_implicit.handlers.networks.evaluation_mode.evaluation_mode`.
 
-    :ivar dict inputs: by layer with running statistics, its inputs at its first calls.
+    :ivar dict inputs: by module that normalises by running statistics, what it normalises at its
+        first calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: dict[nn.Module, list[Tensor]] = {}
 
-    def note(self, module: nn.Module, given: Any) -> None:
-        """
-        Keeps the input of a normalisation.
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in (F.batch_norm, F.instance_norm):
+            self._note(args, options)
+        return func(*args, **options)
 
-        :param module: what is called.
-        :param given: its positional arguments.
-        """
-        if not isinstance(module, _NormBase) or module.running_mean is None:
+    def _note(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        given = args[0] if args else options.get("input")
+        mean = args[1] if len(args) > 1 else options.get("running_mean")
+        module = None if mean is None else calling_module()
+        if module is None or not isinstance(given, Tensor):
             return
-        if was_training(module) and given:
-            calls = self.inputs.setdefault(module, [])
-            if len(calls) < _MAX_CALLS:
-                calls.append(given[0].detach())
+        if not (module.training or was_training(module)):
+            return
+        calls = self.inputs.setdefault(module, [])
+        if len(calls) < _MAX_CALLS:
+            calls.append(given.detach())
 
 
 class PlainRun(Messenger):
     """
     Notes of a run what :class:`OtherLatents` needs to run the model again.
 
-    :ivar dict states: by site, the random state after it.
+    :ivar dict states: by site, the random states after it, of a plate after each use of its name.
     :ivar set rows: names of the plates around observations.
+    :ivar set sizes: their sizes, where they have more than one row.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.states: dict[str, Tensor] = {}
+        self.states: dict[str, list[Tensor]] = {}
         self.rows: set[str] = set()
+        self.sizes: set[int] = set()
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        self.states[msg["name"]] = torch.get_rng_state()
+        self.states.setdefault(msg["name"], []).append(torch.get_rng_state())
         if msg["is_observed"] and not is_auxiliary(msg):
-            self.rows |= {f.name for f in msg["cond_indep_stack"] if f.vectorized}
+            around = [frame for frame in msg["cond_indep_stack"] if frame.vectorized]
+            self.rows |= {frame.name for frame in around}
+            self.sizes |= {size for f in around for size in (f.size, f.full_size) if size != 1}
+
+    def is_of_rows(self, site: Any) -> bool:
+        """
+        Tells latents of each row, as well as it can be seen.
+
+        :param site: a site.
+        :returns: whether it is in a plate of the observations, or in another one, or of a shape,
+            that has their size.
+        """
+        frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+        sizes = {size for frame in frames for size in (frame.size, frame.full_size)}
+        shape = getattr(site["fn"], "event_shape", ())
+        return bool(
+            self.rows & {frame.name for frame in frames} or self.sizes & {*sizes, *shape[:1]}
+        )
 
 
 class OtherLatents(Messenger):
@@ -80,14 +112,16 @@ class OtherLatents(Messenger):
     def __init__(self, plain: PlainRun) -> None:
         super().__init__()
         self._plain, self._stream = plain, RandomStream(_SEED_OF_OTHERS)
+        self._left = {name: iter(states) for name, states in plain.states.items()}
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        in_rows = any(frame.name in self._plain.rows for frame in msg["cond_indep_stack"])
+        in_rows = self._plain.is_of_rows(msg)
         if not (msg["is_observed"] or in_rows or is_auxiliary(msg) or is_delta(msg)):
             with self._stream:
                 msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
-        if msg["name"] in self._plain.states:  # a sampler may take more numbers for other values
-            torch.set_rng_state(self._plain.states[msg["name"]])
+        state = next(self._left.get(msg["name"], iter(())), None)
+        if state is not None:  # a sampler may take more numbers for other values
+            torch.set_rng_state(state)
 
 
 def warning_of_drawn_norms(some: NormInputs, others: NormInputs) -> str | None:

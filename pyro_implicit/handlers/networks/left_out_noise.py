@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_implicit.handlers.networks.evaluation_mode import is_random_function, was_training
 
-__all__ = ["LeftOutNoise"]
+__all__ = ["LeftOutNoise", "calling_module"]
 
 #: By random function of torch: the positions of its arguments for the probability (None if it has
 #: none) and for whether it is training.
@@ -71,7 +71,7 @@ class LeftOutNoise(TorchFunctionMode):
             where, training = _POSITIONS_OF_P_AND_TRAINING[func]
             is_on = bool(_given(args, options, training, "training", True))
             rate = 1.0 if where is None else _given(args, options, where, "p", 0.5)
-            module = _caller() if rate and is_on == self.is_heard else None
+            module = calling_module() if rate and is_on == self.is_heard else None
             if module is not None and (self.is_heard or was_training(module)):
                 self._note(func, module)
         return func(*args, **options)
@@ -83,8 +83,12 @@ class LeftOutNoise(TorchFunctionMode):
             self._calls[func, module] = None
 
 
-def _caller() -> Any:
-    """The module whose method has called, if any."""
+def calling_module() -> Any:
+    """
+    Finds out, within a mode of torch's functions, who has called one.
+
+    :returns: the module whose method has called, or None.
+    """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MAX_FRAMES_TO_MODULE):
         if frame is None or isinstance(frame.f_locals.get("self"), nn.Module):

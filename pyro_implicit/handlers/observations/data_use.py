@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyro.poutine.messenger import Messenger
@@ -137,13 +137,21 @@ class DataUse(Messenger):
             "rows are in some order. Write DataLoader(..., shuffle=True), or batches of one size."
         )
 
-    def other_rows(self, num_rows: int, shown: int, repeated: bool = False) -> str | None:
+    def other_rows(
+        self,
+        num_rows: int,
+        shown: int,
+        repeated: bool = False,
+        takes_data_by: Callable[[str], bool] = lambda _: False,
+    ) -> str | None:
         """
         Says that a plate counts the data as if there were more of them, or fewer.
 
         :param int num_rows: all rows that were handed over; 0 if that is not known.
         :param int shown: the rows of the run that was seen.
         :param bool repeated: whether some may have been counted more than once.
+        :param takes_data_by: tells by its name whether the model takes its data by the numbers of a
+            plate, so that those that were handed over are none of its rows.
         :returns: what to say if a plate shows these, and has another number of rows in all.
         """
         for name, (size, now) in self._cut.items():
@@ -151,6 +159,7 @@ class DataUse(Messenger):
                 num_rows
                 and now == shown
                 and (size > num_rows or (size < num_rows and not repeated))
+                and not takes_data_by(name)
             ):
                 factor, what = size / num_rows, "narrow" if size > num_rows else "wide"
                 return (

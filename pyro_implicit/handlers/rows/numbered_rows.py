@@ -10,6 +10,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
+from torch.utils import _pytree
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
@@ -18,22 +19,25 @@ from pyro_implicit.handlers.rows.own_subsample import sizes_of_arguments
 __all__ = ["NumberedRows", "TakesDataByNumbers", "are_same", "takes_data_by_numbers"]
 
 
+_FIRST, _LAST, _MIDDLE = 0.0, 1.0, 0.5
+
+
 class NumberedRows(Messenger):
     """
-    Takes the first rows of some plates, or the last, where their numbers are not passed.
+    Takes rows of some plates in a row, the first or others, where their numbers are not passed.
 
     :param plates: their names.
-    :param bool last: whether the last.
+    :param float place: from the first ones at 0 to the last at 1.
     """
 
-    def __init__(self, plates: Collection[str], last: bool) -> None:
+    def __init__(self, plates: Collection[str], place: float) -> None:
         super().__init__()
-        self.plates, self.last = plates, last
+        self.plates, self.place = plates, place
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] in self.plates and site_is_subsample(msg) and msg["value"] is None:
             fn = msg["fn"]
-            begin = fn.size - fn.subsample_size if self.last else 0
+            begin = int(self.place * (fn.size - fn.subsample_size))
             msg["value"] = begin + torch.arange(fn.subsample_size)
             msg["done"] = True
 
@@ -48,20 +52,41 @@ def takes_data_by_numbers(
     :param plates: names of its plates.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
-    :returns: whether the first and the last rows have other observations.
+    :returns: whether the first, the last or those in the middle have other observations, or other
+        densities of observations that are none of the arguments, as factors and constants are.
     """
+    held = _tensors_of((args, kwargs))
     found = []
-    for last in (False, True):
-        with RandomStream(0), NumberedRows(plates, last):
+    for place in (_FIRST, _LAST, _MIDDLE):
+        with RandomStream(0), NumberedRows(plates, place):
             trace = poutine.trace(model).get_trace(*args, **kwargs)
         around = [
-            one["value"]
+            one
             for one in trace.nodes.values()
             if one["type"] == "sample" and one["is_observed"]
             if any(frame.name in plates for frame in one["cond_indep_stack"])
         ]
-        found.append(around)
-    return not are_same(*found)
+        found.append([_seen_of(one, held) for one in around])
+        if not are_same(found[0], found[-1]):
+            return True
+    return False
+
+
+def _seen_of(site: Any, held: set[int]) -> Any:
+    """What is observed, unless it is an argument; its density, then."""
+    value = site["value"]
+    if isinstance(value, Tensor) and value.numel():
+        if value.untyped_storage().data_ptr() in held:
+            return value
+        density = site["fn"].log_prob(value)
+        return torch.cat([value.flatten().double(), density.flatten().double()])
+    return site["fn"].log_prob(value)
+
+
+def _tensors_of(values: Any) -> set[int]:
+    """Where in memory the tensors of nested arguments are."""
+    leaves, _ = _pytree.tree_flatten(values)
+    return {one.untyped_storage().data_ptr() for one in leaves if isinstance(one, Tensor)}
 
 
 class TakesDataByNumbers:

@@ -48,6 +48,7 @@ from pyro_implicit.training.fitting.checks.missed_peaks import MissedPeaks, miss
 from pyro_implicit.training.fitting.checks.other_model import blames_other_model
 from pyro_implicit.training.fitting.checks.shared_scales import warning_of_shared_scales
 from pyro_implicit.training.fitting.checks.wrong_widths import wrong_widths
+from pyro_implicit.training.fitting.one_thread import one_thread
 from pyro_implicit.training.fitting.parameters.adopted_parameters import AdoptedParameters
 from pyro_implicit.training.fitting.prepared_run import Request, prepared_run
 from pyro_implicit.training.fitting.result import FitResult
@@ -133,7 +134,7 @@ def fit(
     :raises SiteError: for batches without observations, if a latent is that of some rows; else a
         warning says that the model observes nothing.
     :raises StateError: if ``resume`` is the result of a guide with other parameters; within
-        ``torch.inference_mode()``.
+        ``torch.inference_mode()``, and while another thread is in ``fit``.
 
     Example::
 
@@ -172,7 +173,7 @@ def fit(
     forget_fit(guide)
     watched, adopted = WatchedParameters(guide), AdoptedParameters(guide)
     stream = RandomStream(int(torch.randint(2**31, ())) if seed is None else seed)
-    with stream, torch.enable_grad():
+    with one_thread("fit"), stream, torch.enable_grad():
         made = blames_other_model(model, guide, arguments)
         listed = blames_listed_values(model, arguments)
         told = random_layers_told()  # by the first look: the steps have their randomness

@@ -225,3 +225,18 @@ def test_a_parameter_that_is_nan_among_many(count: int, value: float, is_nan: bo
     with pytest.raises(ValueError) as caught:
         dist.Normal(0.0, scale, validate_args=True)
     assert refuses_parameter(caught.value) and refuses_nan(caught.value) == is_nan
+
+
+def test_data_of_inference_mode_are_named() -> None:
+    with torch.inference_mode():
+        x = torch.ones(4, 2)
+
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal((w * x).sum(-1), 1.0), obs=torch.zeros(4))
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    with pytest.raises(ArgumentError, match=r"x was made within torch.inference_mode\(\).*clone"):
+        fit(model, guide, x=x, num_steps=2, progress=False)
+    predict(model, guide.setup(x.clone()), x=x, num_samples=2)

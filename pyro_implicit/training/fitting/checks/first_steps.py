@@ -23,6 +23,7 @@ from pyro_implicit.handlers.observations.data_gradient import (
 )
 from pyro_implicit.handlers.observations.data_use import CALL_WITH_BATCHES, DataUse
 from pyro_implicit.handlers.pointwise import latent_sites
+from pyro_implicit.handlers.rows.numbered_rows import TakesDataByNumbers
 from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.training.fitting.arguments import Arguments
 from pyro_implicit.training.fitting.checks.first_look import first_look
@@ -161,7 +162,9 @@ class FirstSteps:
             said = seen.unscaled_batches()
         if said is None and last is not None:
             listed = isinstance(arguments.batches, (list, tuple))  # of several epochs, perhaps
-            said = seen.other_rows(arguments.num_rows, number_of_rows(*last), repeated=listed)
+            by_numbers = TakesDataByNumbers(self.model, *last, {})
+            shown = number_of_rows(*last)
+            said = seen.other_rows(arguments.num_rows, shown, listed, by_numbers)
         if said is None and arguments.num_batches > 1:
             said = seen.uneven_batches(arguments.batch_sizes)
         return said

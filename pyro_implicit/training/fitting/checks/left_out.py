@@ -7,7 +7,7 @@ from typing import Any
 
 from pyro_implicit._few import few_of
 from pyro_implicit.handlers.looks.unseen_run import unseen_run
-from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, latent_sites, run_model
+from pyro_implicit.handlers.pointwise import is_latent_of_model, latent_sites, run_model
 from pyro_implicit.inference.from_prior import of_another_model
 
 __all__ = ["warning_of_left_out"]
@@ -33,9 +33,8 @@ def warning_of_left_out(
 
     def visit(site: Any) -> None:
         met.add(site["name"])
-        known = site["name"] in draws or site["is_observed"] or is_auxiliary(site)
         replaced = site.get("_intervener_id") is not None or site["infer"].get("enumerate")
-        if not (known or replaced or is_delta(site)):
+        if is_latent_of_model(site) and not (site["name"] in draws or replaced):
             left_out.append(site["name"])
 
     try:

@@ -53,7 +53,7 @@ class MissedPeaks:
     """
     What a guide does not reach.
 
-    :param float share: of the posterior's mass, at the largest of the peaks; 0 if there is none.
+    :param float share: of the posterior's mass, at all these peaks together; 0 if there is none.
     :param str text: what a user should know, in words; empty if there is none.
     """
 
@@ -229,12 +229,14 @@ def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
 
 def _described(missed: list[_Peak], joint: LogJoint, bound: float) -> MissedPeaks:
     peak = max(missed, key=lambda one: one.log_mass)
+    masses = torch.tensor([bound, *(one.log_mass for one in missed)], dtype=torch.float64)
+    reached, *shares = masses.softmax(0).tolist()
     values, _ = joint.values(peak.point)
     where = ", ".join(f"{name} = {_shown(value)}" for name, value in list(values.items())[:3])
     count = "a peak" if len(missed) == 1 else f"{len(missed)} peaks"
-    share = _share(peak, bound)
+    share = max(shares)
     return MissedPeaks(
-        share,
+        1.0 - reached,
         f"the posterior has {count} that the guide does not reach; one of about "
         f"{share:.0%} of the mass, by draws about it, is at {where}. Where peaks "
         "mean the same (labels that may be exchanged), predictions are right with one; else join "

@@ -105,7 +105,7 @@ def _follows(
     """
 
     def latents(last: bool) -> list[Any]:
-        with RandomStream(0), NumberedRows(plates, last):
+        with RandomStream(0), NumberedRows(plates, float(last)):
             nodes = sample_nodes(poutine.trace(guide).get_trace(*args, **kwargs))
         return [one["value"] for one in nodes.values() if not site_is_subsample(one)]
 

@@ -297,3 +297,22 @@ def test_uniform_starts_are_on_both_sides(seed: int) -> None:
     one, mirrored, other, again = starts[searching._NUM_STARTS_FROM_PRIOR :]
     assert torch.equal(mirrored, -one) and torch.equal(again, -other)
     assert not torch.equal(one, other)
+
+
+def test_of_several_peaks_none_is_told_with_more_than_its_mass() -> None:
+    pyro.set_rng_seed(0)
+    places = torch.tensor([-9.0, -3.0, 3.0, 9.0])
+
+    def model() -> None:
+        fn = dist.MixtureSameFamily(
+            dist.Categorical(torch.tensor([0.25, 0.4, 0.2, 0.15])), dist.Normal(places, 0.5)
+        )
+        pyro.sample("x", fn)
+
+    guide = HyperNetworkGuide(
+        model, init_from=None, init_scale=0.5, init_loc_fn=lambda site: torch.tensor(-9.0)
+    )
+    guide()
+    told = missed_peaks(guide, model, (), {}, math.log(0.25))
+    assert "3 peaks" in told.text and "about 40% of the mass" in told.text
+    assert "x = -3" in told.text and abs(told.share - 0.75) < 0.02

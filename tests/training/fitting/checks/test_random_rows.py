@@ -149,7 +149,6 @@ def test_rows_that_are_passed_along_with_their_number_are_not_refused() -> None:
         fit(both, guide, batches=BATCHES, objective=Trace_ELBO(), **OPTIONS)
 
 
-@pytest.mark.filterwarnings("ignore:plate 'data' has 12 rows, and 5 were handed over")
 @pytest.mark.parametrize("count", [4, 5])
 def test_data_that_the_model_takes_are_told_by_the_data_not_by_sizes(count: int) -> None:
     """``count`` scales of as many latents are the only argument, and 5 rows are shown."""
@@ -221,3 +220,40 @@ def test_lightning_refuses_them_too() -> None:
         with pytest.raises(SiteError, match="the guide has latents of each row of plate 'data'"):
             loader = DataLoader(TensorDataset(X, Y, ROWS), batch_size=6)
             trainer.fit(LightningVI(model, AutoNormal(model), Trace_ELBO()), loader)
+
+
+def test_models_that_observe_no_argument_are_not_refused() -> None:
+    """Factors, constants with rows in their distribution, and data that are alike at both ends."""
+    middle = torch.zeros(NUM)
+    middle[5] = 1.0
+
+    def by_factor(z: Tensor, some: Tensor) -> None:
+        pyro.factor("y", dist.Normal(z, 1.0).log_prob(Y[some]))
+
+    def by_parameter(z: Tensor, some: Tensor) -> None:
+        pyro.sample("y", dist.Normal(z + Y[some], 1.0), obs=torch.ones(4))
+
+    def by_rare_data(z: Tensor, some: Tensor) -> None:
+        pyro.sample("y", dist.Bernoulli(logits=z), obs=middle[some])
+
+    for observe in (by_factor, by_parameter, by_rare_data):
+
+        def own(scales: Tensor, observe: Any = observe) -> None:
+            w = pyro.sample("w", dist.Normal(0.0, scales).to_event(1))
+            with pyro.plate("data", NUM, subsample_size=4) as some:
+                observe(pyro.sample("z", dist.Normal(w.sum(), 1.0)), some)
+
+        pyro.clear_param_store()
+        scales = torch.ones(4)
+        result = fit(own, AutoNormal(own), scales, objective=Trace_ELBO(), **OPTIONS)
+        assert not any("were handed over" in text for text in result.warnings)
+
+
+def test_a_batch_is_a_batch_whatever_its_densities_depend_on() -> None:
+    def offset(x: Tensor, y: Tensor, rows: Tensor) -> None:
+        with pyro.plate("data", NUM, subsample_size=len(x)) as some:
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z + Y[some], 1.0), obs=y)
+
+    with pytest.raises(SiteError, match="numbers that it draws at random"):
+        fit(offset, AutoNormal(offset), batches=BATCHES, objective=Trace_ELBO(), **OPTIONS)
