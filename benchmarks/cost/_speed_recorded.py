@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.cost._speed_timing import Job
 from pyro_implicit.training import RecordedObjective
+from pyro_implicit.training.compiled_graph import CompiledGraph
 from pyro_implicit.training.fitting.pace.norm_clipped_adam import NormClippedAdam
 
 __all__ = ["Graph", "fit_step", "recorded_graph", "recorded_step", "svi_step"]
@@ -61,8 +62,12 @@ def recorded_step(
 
 
 def recorded_graph(
-    objective: Any, model: Callable[..., Any], guide: Any, args: tuple[Any, ...]
-) -> Graph:
+    objective: Any,
+    model: Callable[..., Any],
+    guide: Any,
+    args: tuple[Any, ...],
+    jit_compile: bool = False,
+) -> tuple[Graph, CompiledGraph | None]:
     """
     The graph of a step's loss and gradients, whether or not it is faster than the program.
 
@@ -70,15 +75,16 @@ def recorded_graph(
     :param model: a Pyro model.
     :param guide: its guide, built.
     :param tuple args: their arguments, tensors.
-    :returns: a function of the arguments.
+    :param bool jit_compile: whether it is compiled, too.
+    :returns: a function of the arguments, and the same compiled.
     """
-    recorded = RecordedObjective(objective, hints=False)
+    recorded = RecordedObjective(objective, jit_compile=jit_compile, hints=False)
     for _ in range(_STEPS_TO_RECORD):
         recorded.loss_and_grads(model, guide, *args)
-    graphs = [graph.run for graph in recorded._graphs.values() if graph.run is not None]
-    if not graphs:
-        raise RuntimeError(f"the step was not recorded: {recorded.reason}")
-    return graphs[0]
+    for graph in recorded._graphs.values():
+        if graph.run is not None:
+            return graph.run, graph.compiled
+    raise RuntimeError(f"the step was not recorded: {recorded.reason}")
 
 
 def fit_step(

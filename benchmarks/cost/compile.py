@@ -1,7 +1,8 @@
 """
-What torch.compile does for the generator and the likelihood of LeNet, and for the recorded graph of
-a whole step of small models: times of one draw, one evaluation with gradients and one step without
-its optimiser, as they are and compiled, and the time of compiling. Needs a C++ compiler.
+What torch.compile does for the generator and the likelihood of LeNet, and for the recorded graph
+of a whole step of small models, as RecordedObjective(jit_compile=True) takes it: times of a draw,
+of an evaluation with gradients and of a step without its optimiser, as they are and compiled, and
+the time of compiling. Needs a C++ compiler.
 
 Random numbers of a step are torch's own either way, so that losses agree to rounding. Variants are
 timed in turns; the fastest round of each counts. ``--backend eager`` runs everything but the code
@@ -60,27 +61,46 @@ def likelihood(network: str, batch_size: int) -> tuple[torch.nn.Module, Callable
     return module, run
 
 
-def step(name: str, num_particles: int) -> tuple[Graph, Callable[[Any], None], int]:
-    """The recorded graph of a step of a small model, its run, and the guide's parameters."""
+def step(
+    name: str, num_particles: int, along_path: bool, backend: str
+) -> tuple[Graph, Callable[[Any], None], int, Any, float]:
+    """
+    The recorded graph of a step of a small model, its run, and the guide's parameters.
+
+    :returns: with them the compiled graph and the seconds of compiling.
+    """
     target = TARGETS[name]()
     guide = HyperNetworkGuide(target.model, init_from=None)
     guide.setup(*target.args)
-    objective = LinearisedELBO(num_particles, vectorize_particles=True, path_gradient=False)
-    graph = recorded_graph(objective, target.model, guide, target.args)
+    objective = LinearisedELBO(num_particles, vectorize_particles=True, path_gradient=along_path)
+    is_ours = backend == "inductor"
+    call = (objective, target.model, guide, target.args)
+    graph, compiled = recorded_graph(*call, jit_compile=is_ours)
+    if is_ours and compiled is None:
+        raise RuntimeError("the step was not compiled")
+    seconds = 0.0 if compiled is None else compiled.seconds
 
     def run(call: Any) -> None:
         call(*target.args)
 
-    return graph, run, count(guide)
+    return graph, run, count(guide), compiled or torch.compile(graph, backend=backend), seconds
 
 
-def measure(module: Any, run: Callable[[Any], None], backend: str, rounds: int) -> dict[str, Any]:
-    """Seconds of CPU time, eager and compiled, and of the first compiled run."""
+def compiled_part(module: Any, run: Callable[[Any], None], backend: str) -> tuple[Any, float]:
+    """A module as it is compiled, and the seconds of its first run."""
     options: Any = {"fallback_random": True} if backend == "inductor" else None
     compiled = torch.compile(module, backend=backend, options=options)
     begin = time.perf_counter()
     run(compiled)
-    result: dict[str, Any] = {"compiling": time.perf_counter() - begin}
+    return compiled, time.perf_counter() - begin
+
+
+def measure(
+    module: Any, run: Callable[[Any], None], compiled: Any, seconds: float, rounds: int
+) -> dict[str, Any]:
+    """Seconds of CPU time, eager and compiled, beside those of compiling."""
+    run(compiled)
+    result: dict[str, Any] = {"compiling": seconds}
     times: dict[str, list[float]] = {"eager": [], "compiled": []}
     for _ in range(rounds):
         for name, call in (("eager", module), ("compiled", compiled)):
@@ -103,24 +123,27 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     arguments = parse(_options(), argv)
     torch.manual_seed(arguments.seeds[0])
     rows: list[dict[str, Any]] = []
-    for name, (module, run, number) in _parts(arguments):
+    for name, (module, run, number, compiled, seconds) in _parts(arguments):
         row = {"part": name, "parameters": number}
-        rows.append(row | measure(module, run, arguments.backend, arguments.rounds))
+        rows.append(row | measure(module, run, compiled, seconds, arguments.rounds))
         write_record("compile", arguments, {}, rows)
     print(table(rows))
     return rows
 
 
-def _parts(arguments: Any) -> Iterator[tuple[str, tuple[Any, Callable[[Any], None], int]]]:
+def _parts(arguments: Any) -> Iterator[tuple[str, tuple[Any, Any, int, Any, float]]]:
     for name, (module, run) in {
         f"generator {arguments.guide}": draw(arguments.network, arguments.guide),
         f"likelihood, batch {arguments.batch_size}": likelihood(
             arguments.network, arguments.batch_size
         ),
     }.items():
-        yield name, (module, run, count(module))
+        compiled, seconds = compiled_part(module, run, arguments.backend)
+        yield name, (module, run, count(module), compiled, seconds)
     for name in arguments.targets:
-        yield f"step, {name}", step(name, arguments.num_particles)
+        for along_path, way in ((False, ""), (True, ", along the path")):
+            made = step(name, arguments.num_particles, along_path, arguments.backend)
+            yield f"step, {name}{way}", made
 
 
 def _options() -> argparse.ArgumentParser:
@@ -129,7 +152,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--guide", choices=GUIDES, default="B")
     options.add_argument("--batch-size", type=positive, default=256)
     options.add_argument("--targets", nargs="*", choices=TARGETS, default=list(TARGETS))
-    options.add_argument("--num-particles", type=positive, default=8)
+    options.add_argument("--num-particles", type=positive, default=32)
     options.add_argument("--rounds", type=positive, default=20, help="(default: 20)")
     options.add_argument("--backend", default="inductor", help="(default: inductor)")
     return options

@@ -17,6 +17,7 @@ from pyro_implicit.exceptions import SiteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
 from pyro_implicit.guides.held_data import observed_when_built
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
+from pyro_implicit.handlers.errors.value_errors import entries_not_finite
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.handlers.rows.own_subsample import sizes_of_arguments
 from pyro_implicit.handlers.rows.row_slices import NotSliceable, number_of_rows
@@ -171,6 +172,8 @@ def _report(job: EvaluationJob, guide: Any, seed: int) -> EvaluationReport:
     never = int((whole["log_density"] == -math.inf).sum())
     if never:
         job.notes[f"{never} data have density 0 at every draw"] = None
+        if why := entries_not_finite(job.args, job.kwargs):
+            job.notes[why] = None
     infinite = int((whole["log_density"] == math.inf).sum())
     if infinite:
         job.notes[

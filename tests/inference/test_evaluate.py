@@ -671,6 +671,14 @@ def test_data_that_no_draw_explains_are_told():
     assert report.notes == ("1 data have density 0 at every draw",)
 
 
+def test_inputs_that_are_not_finite_are_told_with_their_densities():
+    x = torch.tensor([0.5, math.inf, 0.5, 1.0])
+    model = _observing(lambda w, x: dist.Normal(w * x, 1.0))
+    report = evaluate(model, gaussian_guide, x, torch.zeros(4), num_samples=2)
+    assert report.log_density.value == -math.inf
+    assert any("not finite, the first at (1,)" in note for note in report.notes)
+
+
 # ---- what is refused
 
 
