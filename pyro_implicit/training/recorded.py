@@ -88,7 +88,7 @@ class RecordedObjective(ELBO):
 
     **Compiled.** With ``jit_compile=True`` the recording is compiled by ``torch.compile``, which
     takes some ten seconds and a C++ compiler, and pays in loops of thousands of steps: they take
-    0.15 to 0.7 of the time of those that are replayed. Numbers are those of the program to
+    0.3 to 0.7 of the time of those that are replayed. Numbers are those of the program to
     rounding, at the same random draws; comparisons allow for that, and what is farther off, cannot
     be compiled or is no faster is replayed as it was recorded, with a hint.
 
