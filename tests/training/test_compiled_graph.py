@@ -200,3 +200,22 @@ def test_torchs_compiler_gives_the_numbers_of_the_program(
     assert recorded.is_recorded and recorded.reason == ""
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-4)
     assert torch.distributions.Distribution._validate_args  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+def test_as_many_fits_as_one_likes_are_compiled_in_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_compiled, compiler = [], torch.compile
+
+    def backend(graph: Any, _: Any) -> Any:
+        num_compiled.append(1)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda run, **_: compiler(run, backend=backend))
+    for name in ("_MAX_RELATIVE_STEP_TIME", "_MAX_RELATIVE_COMPILED_TIME"):
+        monkeypatch.setattr(f"pyro_implicit.training.recorded.{name}", 1e9)
+    for number in range(10):
+        recorded = RecordedObjective(objective(), jit_compile=True)
+        losses(recorded, 8)
+        assert recorded.is_compiled and len(num_compiled) == number + 1
