@@ -43,10 +43,8 @@ class CompiledGraph:
     def __init__(self, recorded: fx.GraphModule) -> None:
         graph = copy.deepcopy(recorded.graph)  # of operations alone
         graph.eliminate_dead_code()
-        plain = fx.GraphModule(recorded, graph)
-        options: dict[str, Any] = {"fallback_random": True}
-        # its own function: torch counts compilations by function, and compiles none after eight
-        self._run: Any = torch.compile(plain.forward, dynamic=False, options=options)
+        self._plain = fx.GraphModule(recorded, graph)
+        self._run: Any = None
         #: of the fastest trial
         self.seconds = math.inf
         self._failure = ""
@@ -73,6 +71,11 @@ class CompiledGraph:
         start = time.perf_counter()
         try:
             with _as_if_it_had_not_been():
+                if self._run is None:  # no compiler for this Python, perhaps
+                    options: dict[str, Any] = {"fallback_random": True}
+                    # by its own function: torch compiles none more than eight times
+                    forward = self._plain.forward
+                    self._run = torch.compile(forward, dynamic=False, options=options)
                 results = self(*tensors)
         except Exception as error:  # of a compiler, or of none
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]

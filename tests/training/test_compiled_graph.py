@@ -112,6 +112,18 @@ def test_what_differs_more_is_replayed_as_recorded(
     assert found == losses(objective())
 
 
+def test_where_torch_has_no_compiler_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiler(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("torch.compile is not supported on Python 3.99+")
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
+    recorded = RecordedObjective(objective(), jit_compile=True)
+    with pytest.warns(PerformanceHint, match="not compiled: RuntimeError: torch.compile is not"):
+        assert losses(recorded) == losses(objective())
+    assert recorded.is_recorded
+
+
 def test_without_hints_nothing_is_told(compile_by: Any) -> None:
     compile_by(_not_at_all)
     recorded = RecordedObjective(objective(), jit_compile=True, hints=False)
