@@ -11,7 +11,7 @@ from pyro_implicit.arviz.program import Program
 from pyro_implicit.exceptions import ArgumentError, SiteError
 from pyro_implicit.handlers.enumeration.choice_for_all import choice_for_all
 
-__all__ = ["GROUPS", "check_size", "choose_groups"]
+__all__ = ["GROUPS", "NOTE_OF_PREDICTIVE", "check_size", "choose_groups"]
 
 GROUPS = (
     "posterior",
@@ -23,6 +23,9 @@ GROUPS = (
     "observed_data",
     "constant_data",
 )
+
+#: the attribute that tells why there are no predictions
+NOTE_OF_PREDICTIVE = "posterior_predictive_omitted"
 
 #: made only where it is asked for: it costs one more run of the model for each draw
 GROUP_ON_REQUEST = "sample_stats"
@@ -42,7 +45,8 @@ def choose_groups(
     :param bool has_constants: whether there is anything for ``constant_data``.
     :returns: the groups to make, and attributes that say what was left out and why.
     :raises ArgumentError: for unknown names, none, or a group that would be empty.
-    :raises SiteError: for a prior that cannot be drawn, or an ambiguous log-likelihood.
+    :raises SiteError: for an ambiguous log-likelihood; for what was asked for and cannot be drawn:
+        a prior, or predictions from a discrete latent that all data share.
     """
     empty = _empty_groups(program, has_constants)
     undrawable = [name for name, site in program.sites.items() if not site.drawable]
@@ -53,6 +57,9 @@ def choose_groups(
         if undrawable:
             chosen = [group for group in chosen if not group.startswith("prior")]
             notes["prior_omitted"] = f"sites {undrawable} cannot be drawn from their prior"
+        if "posterior_predictive" in chosen and program.choices_for_all:
+            chosen.remove("posterior_predictive")
+            notes[NOTE_OF_PREDICTIVE] = str(choice_for_all(next(iter(program.choices_for_all))))
     else:
         chosen = _checked_names(groups)
         for group in chosen:

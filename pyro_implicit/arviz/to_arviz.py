@@ -17,6 +17,7 @@ from pyro_implicit.arviz.attrs import run_attrs
 from pyro_implicit.arviz.chain_draws import chain_draws
 from pyro_implicit.arviz.collect import PRIOR_GROUPS, collect
 from pyro_implicit.arviz.export import Export
+from pyro_implicit.arviz.groups import NOTE_OF_PREDICTIVE
 from pyro_implicit.arviz.program import Program
 from pyro_implicit.arviz.rows import RowBatches
 from pyro_implicit.arviz.sample_stats import sample_stats
@@ -113,12 +114,13 @@ def to_arviz(
         of its rows at random.
     :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
         said which of them these are; if there are no rows.
-    :warns UserWarning: where groups may not be what was meant: a draw of the prior that the model
-        refuses, so that its groups are left out; a discrete latent of groups that is drawn from
-        its prior; data in ``pyro.factor`` alone; rows or inputs other than those that the guide
-        was built with; sites held by ``poutine.condition`` that the guide draws too, that are not
-        clearly data, or that depend on sites before them; latents outside of their prior's
-        support, and observations that are made of latents.
+    :warns UserWarning: where groups may not be what was meant: a draw of the prior that the
+        model refuses, so that its groups are left out; a discrete latent that all data share,
+        so that there are no predictions; one of groups that is drawn from its prior; data in
+        ``pyro.factor`` alone; rows or inputs other than those that the guide was built with;
+        sites held by ``poutine.condition`` that the guide draws too, that are not clearly data,
+        or that depend on sites before them; latents outside of their prior's support, and
+        observations that are made of latents.
     """
     num_samples = check_count("num_samples", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
@@ -146,6 +148,8 @@ def to_arviz(
     if refused:
         _warn_of_the_prior(refused, groups)
     notes = _warning_of(programs, arrays, chosen=groups is not None)
+    if why := export.notes.get(NOTE_OF_PREDICTIVE):
+        notes.append(f"the group posterior_predictive is left out: {why}")
     calls[0].warn([*notes, *(text for one in calls for text in one.watched.warnings())])
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])

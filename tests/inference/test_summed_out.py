@@ -188,6 +188,11 @@ def test_groups_without_the_choice_are_exported() -> None:
     everything = HyperNetworkGuide(choice_for_all, init_from=None).setup(X)
     with pytest.raises(SiteError, match="'z' is summed out and in no plate"):
         to_arviz(choice_for_all, everything, X, num_samples=3, groups=["posterior_predictive"])
+    with pytest.warns(UserWarning, match="posterior_predictive is left out: discrete latent 'z'"):
+        data = to_arviz(choice_for_all, everything, X, num_samples=3)
+    assert {"posterior", "log_likelihood", "prior_predictive"} <= set(data.groups())
+    assert "posterior_predictive" not in data.groups()
+    assert "'z'" in data.attrs["posterior_predictive_omitted"]
     to_arviz(choice_for_all, everything, X, num_samples=3, groups=["posterior"])
     assert posterior_draws(everything, 3)["loc"].shape == (3,)
     with pytest.raises(SiteError, match=r"works as it is: posterior_draws.*log_predictive_density"):

@@ -109,5 +109,5 @@ def choice_for_all(name: str) -> SiteError:
         "plate of the rows, if each has its own. (States to come, behind those that such a guide "
         "draws: predict with the model as it was before config_enumerate.) What needs no value of "
         "it works as it is: posterior_draws(guide, 1000), log_predictive_density(model, guide, "
-        "*data) and to_arviz(model, guide, *data, groups=['posterior', 'log_likelihood'])."
+        "*data), and the other groups of to_arviz(model, guide, *data)."
     )
