@@ -60,7 +60,9 @@ class ImplicitDistribution(dist.TorchDistribution):
     :param Generator generator: ``g``, from ``noise_shape`` to ``m`` outputs.
     :param torch.Tensor noise: a fixed ``z`` of shape ``(*batch, *noise_shape)``: the distribution
         is then that of theta given z.
-    :param scale: ``sigma >= 0``, a number or a tensor of shape ``()`` or ``(m,)``.
+    :param scale: ``sigma``, the number 0, a positive one, or a positive tensor of shape ``()`` or
+        ``(m,)``. The values of a tensor, which may be learned, are not looked at: zeros in one give
+        densities and determinants that are NaN.
     :type scale: float or torch.Tensor
     :param Preconditioner preconditioner: ``c`` and ``L``; none by default.
     :param base_dist: distribution of ``z`` with event shape ``noise_shape``; standard normal by

@@ -148,8 +148,8 @@ class Generator(nn.Module, ABC):
         :math:`\tfrac12 \log\det(J J^\top + \mathrm{diag}(\sigma^2))` at each noise.
 
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
-        :param scale: standard deviation of the output noise, a number or shape ``()`` or
-            ``(output_dim,)``; see :func:`pyro_implicit.ops.logdet.half_log_det`.
+        :param scale: standard deviation of the output noise, a number, or a positive tensor of
+            shape ``()`` or ``(output_dim,)``; see :func:`pyro_implicit.ops.logdet.half_log_det`.
         :returns: shape ``(...)``.
         """
         with torch.autocast(z.device.type, enabled=False):

@@ -153,8 +153,9 @@ class AdversarialELBO(ContrastiveELBO):
 
         :raises ArgumentError: if ``critic`` makes no network, or ``critic_optim`` no optimiser.
         :raises ShapeError: if the critic returns another shape than one number per draw.
-        :raises StateError: if the site's critic was made for a guide of another size or type. (One
-            of the same size gets the critic as it is: make a new objective for another guide.)
+        :raises StateError: if the site's critic was made for a guide of another size or type, or,
+            where latents are those of each row, for another number of rows. (A guide of the same
+            size gets the critic as it is: make a new objective for another guide.)
         """
         critic, _ = self._critic_of(name, q)
         # copies, so that a later evaluation that trains the critic leaves this graph valid
@@ -209,7 +210,9 @@ class AdversarialELBO(ContrastiveELBO):
             raise StateError(
                 f"the critic of implicit site {name!r} was made for {entries} entries in "
                 f"{like.dtype} on {like.device}; found {q.shape[1]} in {q.dtype} on {q.device}. "
-                "Make a new objective for another guide."
+                "Make a new objective for another guide; one with latents of each row, whose entries "
+                "are those of all rows of a batch, needs batches of one size: "
+                "DataLoader(..., drop_last=True)."
             )
         return self._critics[index], self._optims[index]
 

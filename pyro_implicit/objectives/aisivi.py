@@ -70,7 +70,8 @@ class AISIVI(ImplicitELBO):
 
     :param int num_particles: draws.
     :param int num_inner: noises for each draw.
-    :param str proposal: ``"gauss-newton"`` or ``"prior"``.
+    :param str proposal: ``"gauss-newton"`` or ``"prior"``; ``"prior"`` alone serves a
+        conditional guide.
     :param bool include_own: whether the noise that made a draw is one of them.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`.
     :raises ArgumentError: for values outside of these.

@@ -75,7 +75,7 @@ class IWAE(ParticleObjective):
     :param float alpha: from 0 to 1.
     :param int num_inner: noises for the density of an implicit site.
     :param str proposal: where these come from, ``"gauss-newton"`` (the linearised posterior of the
-        noise) or ``"prior"``.
+        noise) or ``"prior"``, which alone serves a conditional guide with output noise.
     :param options: all others of :class:`~pyro_implicit.ParticleObjective`.
     :raises ArgumentError: for values outside of these.
     """

@@ -85,7 +85,8 @@ class SemiImplicitELBO(ImplicitELBO):
     :param int num_inner: inner draws ``K``.
     :param str bound: ``"lower"`` or ``"upper"``, of the entropy. The upper one is to be looked at,
         not to be trained with.
-    :param str proposal: ``"prior"`` or ``"gauss-newton"``.
+    :param str proposal: ``"prior"`` or ``"gauss-newton"``; ``"prior"`` alone serves a
+        conditional guide.
     :param options: all others of :class:`~pyro_implicit.ImplicitELBO`.
     :raises ArgumentError: for values outside of these.
     """
