@@ -210,9 +210,9 @@ class AdversarialELBO(ContrastiveELBO):
             raise StateError(
                 f"the critic of implicit site {name!r} was made for {entries} entries in "
                 f"{like.dtype} on {like.device}; found {q.shape[1]} in {q.dtype} on {q.device}. "
-                "Make a new objective for another guide; one with latents of each row, whose entries "
-                "are those of all rows of a batch, needs batches of one size: "
-                "DataLoader(..., drop_last=True)."
+                "Make a new objective for another guide; latents of each row, all of whose entries "
+                "in a batch it sees together, need batches of one size: DataLoader(..., "
+                "drop_last=True)."
             )
         return self._critics[index], self._optims[index]
 
