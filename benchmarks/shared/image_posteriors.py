@@ -27,7 +27,7 @@ from benchmarks.shared.judged_images import Images
 from benchmarks.shared.swag import PathMoments
 from pyro_implicit import LanczosELBO, SingularValueELBO
 
-__all__ = ["METHODS", "OBJECTIVES", "SETTINGS", "DropoutLeNet", "Fits", "by_weights"]
+__all__ = ["METHODS", "OBJECTIVES", "SETTINGS", "Fits", "by_weights", "with_dropout"]
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 256,
@@ -120,7 +120,8 @@ class Fits(ImageFits):
         return self._by_weights([dict(net.named_parameters()) for net in modes])
 
     def _dropout(self) -> Members:
-        net = self.to_mode(DropoutLeNet(self.settings["dropout"]), self.epochs, self.settings["lr"])
+        net = with_dropout(self.make(), self.settings["dropout"])
+        net = self.to_mode(net, self.epochs, self.settings["lr"])
         count = self.settings["num_draws"]
         return torch.no_grad()(lambda x: torch.stack([net(x).softmax(-1) for _ in range(count)]))
 
@@ -182,23 +183,17 @@ class Fits(ImageFits):
         return by_weights(self.make(), draws)
 
 
-class DropoutLeNet(LeNet):
+def with_dropout(net: nn.Module, rate: float) -> nn.Module:
     """
-    Features left out at random before each dense layer, in training and after it.
+    Features are left out at random before each dense layer, in training and after it.
 
+    :param net: the network, which is changed.
     :param float rate: how many.
     """
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2).flatten(1)
-        for layer in (self.fc1, self.fc2):
-            x = F.relu(layer(F.dropout(x, self.rate)))
-        return self.fc3(F.dropout(x, self.rate))
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(lambda _, inputs: F.dropout(inputs[0], rate))
+    return net
 
 
 def by_weights(net: nn.Module, draws: Sequence[Weights]) -> Members:

@@ -16,7 +16,7 @@ from benchmarks.networks import LeNet
 from benchmarks.papers.livi import mnist
 from benchmarks.papers.livi._mnist_data import ANGLES, OTHERS, load
 from benchmarks.papers.livi._mnist_figure import draw_angles
-from benchmarks.shared.image_posteriors import DropoutLeNet, by_weights
+from benchmarks.shared.image_posteriors import by_weights, with_dropout
 from benchmarks.shared.image_scores import (
     PERCENT,
     all_scores,
@@ -96,9 +96,9 @@ def test_other_images_are_told_by_doubt() -> None:
 
 def test_dropout_stays_on_and_leaves_all_in_at_rate_zero() -> None:
     x = torch.randn(3, 1, 28, 28)
-    net = DropoutLeNet(0.5).eval()
+    net = with_dropout(LeNet(), 0.5).eval()
     assert not torch.equal(net(x), net(x))
-    still = DropoutLeNet(0.0)
+    still = with_dropout(LeNet(), 0.0)
     weights = dict(still.named_parameters())
     torch.testing.assert_close(by_weights(LeNet(), [weights])(x)[0], still(x).softmax(-1).detach())
 

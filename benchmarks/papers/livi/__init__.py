@@ -149,7 +149,7 @@ BENCHMARKS = (
         rows="a method and a seed",
         columns={
             **BY_METHOD,
-            "rate": "of its steps",
+            "rate": "of its steps; of dropout: the share of features left out",
             **{
                 f"{score} {kind}": f"{what}, {kind}"
                 for kind in ("0", *_SPOILT)
@@ -164,8 +164,9 @@ BENCHMARKS = (
         },
         records={
             "cifar": "--seeds 0 1 2",
+            "cifar_choice": "--choose --seeds 7 --num-shifted 4 --methods dropout",
             "cifar_wideresnet": "--network wideresnet-10-1 --bfloat16 --num-train 25000 --epochs 6 "
-            "--seeds 0 1 2",
+            "--seeds 0 1 2 --methods map ensemble swag laplace mean-field control lanczos",
             "cifar_wideresnet_choice": "--network wideresnet-10-1 --bfloat16 --choose --seeds 7 "
             "--batch-size 64 --epochs 5 --num-shifted 4 --methods map swag mean-field control",
         },

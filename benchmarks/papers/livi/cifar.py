@@ -1,13 +1,15 @@
 """
 Networks on CIFAR-10: photographs as they come, spoilt, and beside those of CIFAR-100.
 
-map         Adam on the log-joint
-ensemble    five of these, from starts of their own
-swag        a Gaussian by the moments of an epoch of stochastic gradients from the mode
-laplace     laplace-torch's of the last layer, linearised; prior by the marginal likelihood
-mean-field  AutoNormal, Trace_ELBO
-control     CMMNNGuide with likelihood and prior alone: what the generator does without entropy
-lanczos     the same guide with LanczosELBO
+map             Adam on the log-joint
+ensemble        five of these, from starts of their own
+dropout         features left out before each dense layer, in training and after it
+swag            a Gaussian by the moments of an epoch of stochastic gradients from the mode
+laplace         laplace-torch's of the last layer, linearised; prior by the marginal likelihood
+mean-field      AutoNormal, Trace_ELBO
+control         MMNNGuide with likelihood and prior alone: what the generator does without entropy
+singular-value  the same guide with SingularValueELBO
+lanczos         the same guide with LanczosELBO
 
 All have a standard normal prior and the honest weights of an ELBO; the guides start at a short MAP
 fit. Images are judged as they come, and blurred, noisy or too bright at levels 1, 3 and 5, made on
@@ -44,8 +46,8 @@ from benchmarks.papers.livi._cifar_data import OTHERS, load
 from benchmarks.papers.livi._cifar_figure import draw_levels
 from benchmarks.records import write_record
 from benchmarks.shared.image_fits import add_mnist_options
+from benchmarks.shared.image_posteriors import OBJECTIVES, Fits
 from benchmarks.shared.image_posteriors import SETTINGS as OF_MNIST
-from benchmarks.shared.image_posteriors import Fits
 from benchmarks.shared.image_scores import DOUBTS, PREDICTIONS, all_scores
 from benchmarks.shared.judged_images import Images
 from benchmarks.shared.paired import pairs
@@ -53,8 +55,9 @@ from benchmarks.shared.uci_peers import has_laplace
 
 Row = dict[str, Any]
 SETTINGS: dict[str, Any] = {
-    **{key: value for key, value in OF_MNIST.items() if key != "dropout"},
+    **OF_MNIST,
     "batch_size": 128,
+    "dropout": 0.05,
     "lr": 4e-3,
     "mean_field_lr": 5e-3,
     "guide_lr": 0.06,
@@ -74,14 +77,15 @@ OF_NETWORK: dict[str, dict[str, Any]] = {
 }
 #: the rate of a method, by its name in the settings; "lr" where there is none
 RATES = {
+    "dropout": "dropout",
     "swag": "swag_lr",
     "mean-field": "mean_field_lr",
-    "control": "guide_lr",
-    "lanczos": "guide_lr",
+    **dict.fromkeys(OBJECTIVES, "guide_lr"),
 }
 #: what --choose tries; the other methods have one of these rates
 CANDIDATES = {
     "map": (5e-4, 1e-3, 3e-3),
+    "dropout": (0.01, 0.02, 0.05, 0.1, 0.2),
     "swag": (1e-3, 3e-3, 1e-2),
     "mean-field": (3e-4, 1e-3, 3e-3, 1e-2),
     "control": (2e-3, 6e-3, 0.02),
@@ -89,10 +93,12 @@ CANDIDATES = {
 NAMES = {
     "map": "MAP",
     "ensemble": "ensemble",
+    "dropout": "MC dropout",
     "swag": "SWAG",
     "laplace": "Laplace, last layer",
     "mean-field": "mean-field",
     "control": "no entropy",
+    "singular-value": "singular value",
     "lanczos": "Lanczos",
 }
 
