@@ -143,8 +143,8 @@ def entropies(rows: list[Row]) -> str:
     for kind in OTHERS:
         for method, own in _by_method(rows).items():
             keys = [f"entropy {percent}% {kind}" for percent in _QUARTILES.values()]
-            means = [sum(row[key] for row in own) / len(own) for key in keys]
-            lines.append([kind, NAMES[method], *(f"{mean:.3f}" for mean in means)])
+            cells = [mean_and_error([row[key] for row in own], ".3f") for key in keys]
+            lines.append([kind, NAMES[method], *cells])
     return format_table(["images", "method", *_QUARTILES], lines)
 
 
