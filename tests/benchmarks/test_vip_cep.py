@@ -59,6 +59,16 @@ def test_functions_of_the_gated_network_together_or_one_by_one() -> None:
     assert set(CELLS.values()) == {LastState, LastGated}
 
 
+@pytest.mark.parametrize("cell", list(CELLS))
+def test_members_of_an_ensemble_have_starts_of_their_own(cell: str) -> None:
+    torch.manual_seed(0)
+    members = vip_cep._ensemble(CELLS[cell](3, 4)).prior
+    assert isinstance(members, torch.nn.ModuleList)
+    starts = [torch.nn.utils.parameters_to_vector(one.parameters()) for one in members]
+    assert len(starts) == vip_cep.SETTINGS["num_members"] == 5
+    assert len(torch.stack(starts).unique(dim=0)) == 5
+
+
 def test_tables_are_over_seeds() -> None:
     scores = {"rmse": 1.0, "rmse_percent": 2.0, "cpu_seconds": 1.0}
     rows = [

@@ -153,9 +153,9 @@ BENCHMARKS = (
         records={
             "vip_cep": "--num-steps 200 --seeds 0 1 2",
             "vip_cep_gated": "--cell gated --num-molecules 6000 --num-steps 600 --seeds 0 1 2 "
-            '--methods "process, alpha=0.5" mean-field plain',
+            '--methods "process, alpha=0.5" mean-field plain "ensemble of 5"',
             "vip_cep_whole": "--cell gated --num-molecules 29978 --num-steps 2000 --seeds 0 1 2 "
-            '--methods "process, alpha=0.5" mean-field plain',
+            '--methods "process, alpha=0.5" mean-field plain "ensemble of 5"',
         },
         short="--num-steps 2 --num-molecules 40 --hidden 4",
         short_settings={
@@ -163,6 +163,7 @@ BENCHMARKS = (
             "num_predictive": 5,
             "draws": 3,
             "batch_size": 10,
+            "num_members": 2,
         },
         needs=("cep.csv.gz",),
     ),

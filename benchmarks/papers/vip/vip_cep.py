@@ -11,6 +11,7 @@ process, alpha=0.5   random weights as prior, 10 frozen functions, Gaussian coef
 process, collapsed   marginal likelihood of 10 new functions on each minibatch; predicts with 50
 mean-field           mean-field VI of the weights
 plain                the network and one noise scale, by maximum likelihood
+ensemble of 5        five of these, trained together, each from a start of its own
 
 All: Adam, minibatches of 250, early stopping on the validation rows. Molecules, their order and
 everything else follow from the seed.
@@ -18,6 +19,7 @@ everything else follow from the seed.
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -50,6 +52,7 @@ from benchmarks.papers.vip._vip_fits import (
     negative_log_likelihood,
     train,
 )
+from benchmarks.papers.vip._vip_peers import PEERS, Ensemble
 from benchmarks.records import write_record
 from pyro_implicit import BayesianModule, posterior_draws
 from pyro_implicit.processes import RandomNetwork
@@ -65,6 +68,7 @@ SETTINGS: dict[str, Any] = {
     "patience": 4,
     "every": 30,
     "draws": 30,
+    "num_members": PEERS["num_members"],
     "init_scale": 0.02,
     "rows_at_once": 500,  # of a prediction: ten functions of 4500 rows and 200 units are 3 GB
 }
@@ -160,11 +164,25 @@ def _process(kind: str) -> Callable[..., tuple[Prediction, int]]:
     return lambda *job: by_fit(make, *job)
 
 
+def _ensemble(network: nn.Module) -> Fit:
+    """Networks of the same kind, and one step for all of them."""
+
+    def make() -> nn.Module:
+        other = copy.deepcopy(network)
+        for part in other.modules():
+            if isinstance(part, nn.Linear | nn.LSTM):
+                part.reset_parameters()
+        return other
+
+    return Ensemble(make, SETTINGS["num_members"], SETTINGS["noise"])
+
+
 METHODS: dict[str, Callable[..., tuple[Prediction, int]]] = {
     "process, alpha=0.5": _process("weights"),
     "process, collapsed": _process("collapsed"),
     "mean-field": mean_field,
     "plain": lambda *job: by_fit(lambda network: Plain(network, SETTINGS["noise"]), *job),
+    "ensemble of 5": lambda *job: by_fit(_ensemble, *job),
 }
 
 
