@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyro
@@ -18,20 +18,27 @@ from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.initialization.curvature import hessian
 from pyro_implicit.guides.initialization.lbfgs import maximise
+from pyro_implicit.guides.initialization.network import has_layers
 from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.values import unconstrain
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
+from pyro_implicit.handlers.supports.served_supports import is_real
 from pyro_implicit.training.fitting.checks.screened_starts import screened_starts
 
 __all__ = ["MissedPeaks", "missed_peaks"]
 
-_MAX_LATENTS = 20
+_MAX_LATENTS = 64
+#: Above, draws of a guide are hardly within the ellipsoid about their own peak, where that is
+#: skewed: what some of them lead to is not missed.
+_MAX_LATENTS_TOLD_BY_DRAWS = 20
+_NUM_CLIMBS_FROM_DRAWS = 6
 _NUM_PRIOR_DRAWS = 32  # which tell where it is
 _NUM_STARTS_FROM_PRIOR, _NUM_UNIFORM_STARTS = 8, 4
 _MAX_STEPS_PER_START = 50
 _MAX_DENSITY_EVALUATIONS = 600  # as many as a few dozen steps of training take
 _MAX_MORE_EVALUATIONS = 200  # from starts that many points were screened for
+_MAX_EVALUATIONS_FROM_DRAWS = 600
 _NUM_GUIDE_DRAWS = 1000
 _DRAWS_PER_PEAK = 400  # by whose weights the mass of the ellipsoid about a peak is told
 #: At a peak of less mass nothing is told. One of a hundredth that is twelve deviations away makes
@@ -74,8 +81,12 @@ def missed_peaks(
     each is that of the ellipsoid about it, by draws of the Gaussian of Laplace's method and their
     importance weights: in a funnel that method alone errs by thousands.
 
+    Above 20 latents a peak that draws of the guide lead to is not missed, and the share of another
+    is told by the mass of that one, measured alike: ellipsoids have little of a skewed posterior.
+
     :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of at
-        most 20 latents are not looked at.
+        most 64 latents are not looked at, nor one of a network's weights above 20, which has peaks
+        without number that mean the same.
     :param model: the model.
     :param args: its arguments, the whole data.
     :param kwargs: its keyword arguments.
@@ -86,7 +97,9 @@ def missed_peaks(
         return MissedPeaks()
     try:
         sites = list(guide.sites)
-        if not sites or sum(site.numel for site in sites) > _MAX_LATENTS:
+        num_latents = sum(site.numel for site in sites)
+        by_draws = num_latents <= _MAX_LATENTS_TOLD_BY_DRAWS
+        if not 0 < num_latents <= _MAX_LATENTS or not (by_draws or _has_no_layers(guide)):
             return MissedPeaks()
         joint = LogJoint(model, sites, args, kwargs)
         with (
@@ -99,29 +112,68 @@ def missed_peaks(
             joint.check_deterministic(draws[0], "")  # another subsample at each call, for example
             density = SearchDensity(joint)
             density.record(draws[0])
-            peaks = list(_peaks(density, draws))
+            own = _Found() if by_draws else _own_peaks(density, draws)
+            peaks = list(_peaks(density, draws, own))
             missed = [peak for peak in peaks if _is_missed(peak, draws, bound)]
             missed = [_weighed(peak, density) for peak in missed]
             missed = [peak for peak in missed if _is_missed(peak, draws, bound)]
-            return _described(missed, joint, bound) if missed else MissedPeaks()
+            reached = [_weighed(peak, density).log_mass for peak in own.peaks]
+            there = min(bound, max(reached, default=bound))
+            return _described(missed, joint, there) if missed else MissedPeaks()
     except _ERRORS_OF_MODELS:
         return MissedPeaks()  # a model without a density at all points, or with draws of its own
 
 
-def _peaks(density: SearchDensity, draws: Tensor) -> Iterator[_Peak]:
-    """Distinct peaks with a proper curvature, as many as some evaluations find."""
+def _has_no_layers(guide: ImplicitGuide) -> bool:
+    trace = getattr(guide, "prototype_trace", None)  # None of one that was loaded
+    unbounded = [site for site in guide.sites if is_real(site.support)]  # a Cholesky factor is none
+    return trace is None or not has_layers(unbounded, trace)
+
+
+@dataclass
+class _Found:
+    """What searches have come to."""
+
+    peaks: list[_Peak] = field(default_factory=list)
+    points: list[Tensor] = field(default_factory=list)  # of all, whatever the curvature there
+
+    def knows(self, point: Tensor) -> bool:
+        return any(_is_near(point, peak) for peak in self.peaks)
+
+
+def _own_peaks(density: SearchDensity, draws: Tensor) -> _Found:
+    """Those that some draws of the guide lead to."""
+    own = _Found()
+    counted = _counted(density, _MAX_EVALUATIONS_FROM_DRAWS)
+    with suppress(_ExhaustedError):
+        for start in draws[:_NUM_CLIMBS_FROM_DRAWS]:
+            for _ in _peak_from(start, density.log_joint, counted, own):
+                pass
+    return own
+
+
+def _peaks(density: SearchDensity, draws: Tensor, own: _Found) -> Iterator[_Peak]:
+    """Other peaks with a proper curvature, as many as some evaluations find."""
     prior = _prior_draws(density.log_joint, draws[0])
-    found: list[_Peak] = []
-    points: list[Tensor] = []  # of all that searches have come to
+    found = _Found(list(own.peaks), list(own.points))
+    for peak in _searched(density, draws, prior, found):
+        if not any(_is_near(point, peak) for point in own.points):
+            yield peak
+
+
+def _searched(
+    density: SearchDensity, draws: Tensor, prior: Tensor, found: _Found
+) -> Iterator[_Peak]:
+    """From starts in the prior, and from those that many points are screened for."""
     counted = _counted(density, _MAX_DENSITY_EVALUATIONS)
     with suppress(_ExhaustedError):
         for start in _starts(prior):
-            yield from _peak_from(start, density.log_joint, counted, found, points)
+            yield from _peak_from(start, density.log_joint, counted, found)
     counted = _counted(density, _MAX_MORE_EVALUATIONS)
     # a model may fail in any way at some point of thousands: what was found until then counts
     with suppress(Exception):
-        for start in screened_starts(density, prior, draws, points):
-            yield from _peak_from(start, density.log_joint, counted, found, points)
+        for start in screened_starts(density, prior, draws, found.points):
+            yield from _peak_from(start, density.log_joint, counted, found)
 
 
 class _ExhaustedError(Exception):
@@ -146,8 +198,7 @@ def _peak_from(
     start: Tensor,
     joint: LogJoint,
     density: Callable[[Tensor], Tensor],
-    found: list[_Peak],
-    points: list[Tensor],
+    found: _Found,
 ) -> Iterator[_Peak]:
     """The peak that a start leads to, if it is a new one with a proper curvature."""
     try:
@@ -155,17 +206,17 @@ def _peak_from(
     except _ERRORS_OF_MODELS:
         return  # one start that leads nowhere; peaks that others lead to count
     value = float(joint.in_double(point))
-    if not math.isfinite(value) or any(_is_near(point, peak) for peak in found):
+    if not math.isfinite(value) or found.knows(point):
         return
-    points.append(point)
+    found.points.append(point)
     precision = -hessian(joint.value, point).double()
     root, info = torch.linalg.cholesky_ex(precision)
     if int(info) or not bool(root.isfinite().all()):
         return
     log_mass = value + 0.5 * len(point) * math.log(2 * math.pi)
     log_mass -= float(root.diagonal().log().sum())
-    found.append(_Peak(point, precision, log_mass))
-    yield found[-1]
+    found.peaks.append(_Peak(point, precision, log_mass))
+    yield found.peaks[-1]
 
 
 def _weighed(peak: _Peak, density: SearchDensity) -> _Peak:
@@ -227,9 +278,10 @@ def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
     return share > _MIN_SHARE_OF_EVIDENCE and float(inside) < _MAX_RELATIVE_SHARE_OF_DRAWS * share
 
 
-def _described(missed: list[_Peak], joint: LogJoint, bound: float) -> MissedPeaks:
+def _described(missed: list[_Peak], joint: LogJoint, there: float) -> MissedPeaks:
+    """In words; ``there`` is the logarithm of the mass that the guide has reached."""
     peak = max(missed, key=lambda one: one.log_mass)
-    masses = torch.tensor([bound, *(one.log_mass for one in missed)], dtype=torch.float64)
+    masses = torch.tensor([there, *(one.log_mass for one in missed)], dtype=torch.float64)
     reached, *shares = masses.softmax(0).tolist()
     values, _ = joint.values(peak.point)
     where = ", ".join(f"{name} = {_shown(value)}" for name, value in list(values.items())[:3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -10,8 +11,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
+from torch import nn
 
-from pyro_implicit import HyperNetworkGuide, fit
+from pyro_implicit import BayesianModule, HyperNetworkGuide, fit
 from pyro_implicit._random import RandomStream
 from pyro_implicit.guides import ImplicitGuide
 from pyro_implicit.guides.initialization.search_density import SearchDensity
@@ -316,3 +318,78 @@ def test_of_several_peaks_none_is_told_with_more_than_its_mass() -> None:
     told = missed_peaks(guide, model, (), {}, math.log(0.25))
     assert "3 peaks" in told.text and "about 40% of the mass" in told.text
     assert "x = -3" in told.text and abs(told.share - 0.75) < 0.02
+
+
+def _two_balls(size: int) -> Callable[[], None]:
+    """Two standard normals at 1 and -1 in each entry, of 60 and 40%: the evidence is 1."""
+
+    def model() -> None:
+        prior = dist.Normal(torch.zeros(size), 3.0).to_event(1)
+        x = pyro.sample("x", prior)
+        balls = [dist.Normal(at, 1.0).log_prob(x).sum(-1) for at in (1.0, -1.0)]
+        both = torch.logaddexp(balls[0] + math.log(0.6), balls[1] + math.log(0.4))
+        pyro.factor("both", both - prior.log_prob(x))
+
+    return model
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(25, True), (60, True), (65, False)])
+def test_a_mode_of_many_latents(size: int, is_told: bool) -> None:
+    pyro.set_rng_seed(0)
+    model = _two_balls(size)
+    guide = HyperNetworkGuide(
+        model, init_from=None, init_scale=1.0, init_loc_fn=lambda site: torch.ones(size)
+    )
+    guide()
+    told = missed_peaks(guide, model, (), {}, math.log(0.6))
+    assert ("about 40% of the mass" in told.text) == is_told
+    assert bool(told.text) == is_told
+
+
+def test_a_skewed_peak_of_many_latents_is_the_guides_own() -> None:
+    """The mode of Gammas of concentration 1.5 is far from their draws."""
+    pyro.set_rng_seed(0)
+
+    def model() -> None:
+        pyro.sample("x", dist.Gamma(torch.full((40,), 1.5), 1.0).to_event(1))
+
+    made = HyperNetworkGuide(model, init_from="full-rank")
+    fit(model, made, num_steps=300, seed=0, progress=False)
+    assert missed_peaks(made, model, (), {}, 0.0).text == ""
+
+
+def test_peaks_of_a_networks_weights_are_told_up_to_twenty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.linspace(-1.0, 1.0, 8).unsqueeze(-1)
+    network = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
+    net = BayesianModule(network, dist.Normal(0.0, 1.0))
+
+    def model() -> None:
+        mean = net(x).squeeze(-1)
+        with pyro.plate("rows", 8):
+            pyro.sample("y", dist.Normal(mean, 0.1), obs=x[:, 0])
+
+    guide = HyperNetworkGuide(model, init_from=None)
+    guide()
+    monkeypatch.setattr(searching, "_peaks", None)  # nothing is searched
+    assert missed_peaks(guide, model, (), {}, 0.0).text == ""
+
+
+@pytest.mark.long
+def test_signs_that_data_do_not_tell_are_told_with_half_of_the_mass() -> None:
+    generator = torch.Generator().manual_seed(23)
+    loadings = torch.tensor([1.2, 1.0, 0.9, -1.1, 0.8])
+    y = torch.randn(20, 1, generator=generator) * loadings
+    y = y + 0.6 * torch.randn(20, 5, generator=generator)
+
+    def model() -> None:
+        weights = pyro.sample("weights", dist.Normal(torch.zeros(5), 1.0).to_event(1))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        factors = pyro.sample("factors", dist.Normal(torch.zeros(20), 1.0).to_event(1))
+        mean = factors.unsqueeze(-1) * weights.unsqueeze(-2)
+        noise = scale.unsqueeze(-1).unsqueeze(-1)
+        pyro.sample("y", dist.Normal(mean, noise).to_event(2), obs=y)
+
+    result = fit(model, HyperNetworkGuide(model), seed=0, progress=False)
+    assert any("one of about 50% of the mass" in text for text in result.warnings)
