@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyro import poutine
 from pyro.poutine.runtime import get_plates
 from torch import Tensor
 
@@ -124,10 +123,10 @@ class EnsembleGuide(DrawQuantiles):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """
-        Picks a guide and runs it, without showing what its draws are made of.
+        Picks a guide and runs it, with all of its sites: densities are those of that guide.
 
-        Guides of different kinds then have the same sites, which Pyro's ``Predictive`` expects of
-        one guide.
+        Pyro's ``Predictive`` expects the same sites in each run, which guides of different kinds do
+        not have (noise, a joint latent): take :func:`~pyro_implicit.predict` for these.
 
         :param args: arguments of the model.
         :param kwargs: keyword arguments of the model.
@@ -141,7 +140,7 @@ class EnsembleGuide(DrawQuantiles):
                 "would take many draws of that one. Use guide.sample(num_samples), or predict(...)."
             )
         pick = int(torch.multinomial(self.weights, 1))
-        return poutine.block(self.guides[pick], hide_fn=_is_part)(*args, **kwargs)
+        return self.guides[pick](*args, **kwargs)
 
     def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """
@@ -186,11 +185,6 @@ class EnsembleGuide(DrawQuantiles):
         upper = torch.ceil(edges - float(torch.rand(()))).clamp(0, num_samples).long().tolist()
         upper[-1] = num_samples
         return [high - low for low, high in zip([0, *upper[:-1]], upper, strict=True)]
-
-
-def _is_part(site: Any) -> bool:
-    """Whether a site is noise, or a joint latent, that latents are made of."""
-    return site["type"] == "sample" and bool((site["infer"] or {}).get("is_auxiliary"))
 
 
 def _normalised(weights: Any, count: int) -> Tensor:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal, init_to_value
 
 from pyro_implicit import (
     EnsembleGuide,
@@ -27,7 +28,7 @@ from pyro_implicit import (
     to_arviz,
 )
 from pyro_implicit.exceptions import ArgumentError, GuideError, NonFiniteError, SiteError
-from tests.chains.models import X, Y, line
+from tests.chains.models import ROWS, X, Y, line
 
 
 def at(loc, deviation=0.0):
@@ -235,9 +236,21 @@ def test_other_sites_and_plates_are_refused():
             EnsembleGuide([at(0.0)])()
 
 
-def test_pyros_predictive_takes_guides_of_different_kinds():
+def test_a_run_has_all_sites_of_the_guide_that_is_picked():
+    """Noise and joint latents carry its density, which objectives of Pyro's read."""
+    implicit = HyperNetworkGuide(line, init_from=None).setup(X, Y)
+    for guide in (implicit, AutoNormal(line), AutoMultivariateNormal(line)):
+        guide(X, Y)
+        found = poutine.trace(EnsembleGuide([guide, guide])).get_trace(X, Y)
+        expected = poutine.trace(guide).get_trace(X, Y)
+        assert found.nodes.keys() == expected.nodes.keys()
+        replayed = poutine.trace(poutine.replay(guide, trace=found)).get_trace(X, Y)
+        torch.testing.assert_close(found.log_prob_sum(), replayed.log_prob_sum())
+
+
+def test_predict_takes_guides_of_different_kinds():
     guides = [MMNNGuide(line), HyperNetworkGuide(line, init_from=None), at(1.0)]
     for guide in guides[:2]:
         guide.setup(X, Y)
-    found = pyro.infer.Predictive(line, guide=EnsembleGuide(guides), num_samples=20)(X)
-    assert found["w"].shape[0] == found["y"].shape[0] == 20
+    found = predict(line, EnsembleGuide(guides), X, num_samples=20)
+    assert found["y"].shape == (20, ROWS)

@@ -85,18 +85,14 @@ class PlainRun(Messenger):
 
     def is_of_rows(self, site: Any) -> bool:
         """
-        Tells latents of each row, as well as it can be seen.
+        Tells latents of each row by their plates.
 
         :param site: a site.
-        :returns: whether it is in a plate of the observations, or in another one, or of a shape,
-            that has their size.
+        :returns: whether it is in a plate of the observations, or in another one of their size.
         """
         frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
         sizes = {size for frame in frames for size in (frame.size, frame.full_size)}
-        shape = getattr(site["fn"], "event_shape", ())
-        return bool(
-            self.rows & {frame.name for frame in frames} or self.sizes & {*sizes, *shape[:1]}
-        )
+        return bool(self.rows & {frame.name for frame in frames} or self.sizes & sizes)
 
 
 class OtherLatents(Messenger):

@@ -79,8 +79,8 @@ def _seen_of(site: Any, held: set[int]) -> Any:
         if value.untyped_storage().data_ptr() in held:
             return value
         density = site["fn"].log_prob(value)
-        return torch.cat([value.flatten().double(), density.flatten().double()])
-    return site["fn"].log_prob(value)
+        return torch.cat([value.flatten().double(), density.flatten().double()]).nan_to_num()
+    return site["fn"].log_prob(value).nan_to_num()
 
 
 def _tensors_of(values: Any) -> set[int]:

@@ -159,14 +159,13 @@ def fit(
     check_flag("jit_compile", jit_compile)
     check_validation(validation)
     _check_objective(objective)
-    stepper = None
-    if isinstance(objective, RecordedObjective):
-        objective, stepper = objective.objective, None if jit_compile else objective
+    if isinstance(objective, RecordedObjective):  # each fit makes its own
+        objective, jit_compile = objective.objective, jit_compile or objective.jit_compile
     _check_resume(resume, limit, seed)
     seed = None if seed is None else check_seed("seed", seed)
     arguments = Arguments(args, batches, kwargs)
     request = Request(
-        model, guide, arguments, objective, limit, lr, validation, resume, stepper, jit_compile
+        model, guide, arguments, objective, limit, lr, validation, resume, jit_compile
     )
     start = time.perf_counter()
     hints: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,21 @@ from pyro_implicit.exceptions import StateError
 
 __all__ = ["one_thread"]
 
-_running = threading.RLock()  # of the thread that fits, which may fit within a fit
+
+class _Locks:
+    """The lock of this process; one that is forked has none of the threads of its parent."""
+
+    def __init__(self) -> None:
+        self._process, self._lock = 0, threading.RLock()
+
+    def here(self) -> threading.RLock:
+        """Of the thread that fits, which may fit within a fit."""
+        if self._process != os.getpid():
+            self._process, self._lock = os.getpid(), threading.RLock()
+        return self._lock
+
+
+_locks = _Locks()
 
 
 @contextmanager
@@ -24,7 +39,8 @@ def one_thread(what: str) -> Iterator[None]:
     :param str what: the call, such as ``"fit"``.
     :raises StateError: if another thread is within.
     """
-    if not _running.acquire(blocking=False):
+    lock = _locks.here()
+    if not lock.acquire(blocking=False):
         raise StateError(
             f"{what} was called while another thread is in it: Pyro's handlers and parameters are "
             "those of the whole process, and each would meet the other's sites. Fit one after the "
@@ -33,4 +49,4 @@ def one_thread(what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _running.release()
+        lock.release()

@@ -43,7 +43,6 @@ class Request:
     :param float lr: the first learning rate; None for that which suits the guide.
     :param validation: held-out arguments, a function, or None.
     :param FitResult resume: what the run goes on from, or None.
-    :param RecordedObjective stepper: what records the steps of the objective, or None.
     :param bool jit_compile: whether recorded steps are compiled.
     """
 
@@ -55,7 +54,6 @@ class Request:
     lr: float | None
     validation: Any
     resume: FitResult | None
-    stepper: Any
     jit_compile: bool
 
     @property
@@ -94,7 +92,7 @@ def prepared_run(
     run = Run(
         model, guide, objective, arguments, LearningRate(rate, request.limit), watch, rows, times
     )
-    run.stepper, run.jit_compile = request.stepper, request.jit_compile
+    run.jit_compile = request.jit_compile
     if request.resume is not None:
         run.resume(request.resume)
     run.first_steps.adopted = adopted

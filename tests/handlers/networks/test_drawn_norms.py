@@ -68,17 +68,14 @@ def test_statistics_of_each_call_alone_are_not_told() -> None:
     assert not told(model)
 
 
-@pytest.mark.parametrize("where", ["the same plate", "another plate", "no plate"])
+@pytest.mark.parametrize("where", ["the same plate", "another plate"])
 def test_latents_of_rows_are_not_told(where: str) -> None:
     decoder = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     def model(x: Tensor) -> None:
         z_of_rows = dist.Normal(torch.zeros(len(x), 2), 1.0)
-        if where == "no plate":
-            z = pyro.sample("z", z_of_rows.to_event(2))
-        else:
-            with pyro.plate("rows" if where == "the same plate" else "latents", len(x)):
-                z = pyro.sample("z", z_of_rows.to_event(1))
+        with pyro.plate("rows" if where == "the same plate" else "latents", len(x)):
+            z = pyro.sample("z", z_of_rows.to_event(1))
         with pyro.plate("rows" if where == "the same plate" else "data", len(x)):
             pyro.sample("x", dist.Normal(decoder(z), 0.5).to_event(1), obs=x)
 
@@ -94,5 +91,16 @@ def test_latents_of_groups_are_told() -> None:
         h = norm((level[group] * x[:, 0]).unsqueeze(-1)).squeeze(-1)
         with pyro.plate("rows", len(x)):
             pyro.sample("x", dist.Normal(h, 0.5), obs=x[:, 0])
+
+    assert told(model)
+
+
+def test_weights_of_as_many_units_as_there_are_rows_are_told() -> None:
+    norm = nn.BatchNorm1d(20, affine=False)
+
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(20, 3), 1.0).to_event(2))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("x", dist.Normal(norm(x @ w.mT)[:, 0], 0.5), obs=x[:, 0])
 
     assert told(model)

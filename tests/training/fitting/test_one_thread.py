@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -64,3 +65,18 @@ def test_a_fit_in_another_thread_is_refused_by_name() -> None:
         raise RuntimeError
     with one_thread("fit"):
         pass
+
+
+def test_a_process_that_was_forked_meanwhile_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def enter() -> None:
+        with one_thread("fit"):
+            found.append("in")
+
+    with one_thread("fit"):  # of another thread, which the child does not have
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert found == ["in"]

@@ -81,8 +81,9 @@ def missed_peaks(
     each is that of the ellipsoid about it, by draws of the Gaussian of Laplace's method and their
     importance weights: in a funnel that method alone errs by thousands.
 
-    Above 20 latents a peak that draws of the guide lead to is not missed, and the share of another
-    is told by the mass of that one, measured alike: ellipsoids have little of a skewed posterior.
+    Above 20 latents a peak that draws of the guide lead to is not missed. Ellipsoids have little of
+    a skewed posterior there: the share of another peak is told in two ways, of the bound and beside
+    the guide's own peak, measured alike, which is more where that is the more skewed one.
 
     :param guide: a fitted guide; others than an :class:`~pyro_implicit.guides.ImplicitGuide` of at
         most 64 latents are not looked at, nor one of a network's weights above 20, which has peaks
@@ -118,8 +119,8 @@ def missed_peaks(
             missed = [_weighed(peak, density) for peak in missed]
             missed = [peak for peak in missed if _is_missed(peak, draws, bound)]
             reached = [_weighed(peak, density).log_mass for peak in own.peaks]
-            there = min(bound, max(reached, default=bound))
-            return _described(missed, joint, there) if missed else MissedPeaks()
+            alike = min(bound, max(reached, default=bound))
+            return _described(missed, joint, bound, alike) if missed else MissedPeaks()
     except _ERRORS_OF_MODELS:
         return MissedPeaks()  # a model without a density at all points, or with draws of its own
 
@@ -278,22 +279,30 @@ def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
     return share > _MIN_SHARE_OF_EVIDENCE and float(inside) < _MAX_RELATIVE_SHARE_OF_DRAWS * share
 
 
-def _described(missed: list[_Peak], joint: LogJoint, there: float) -> MissedPeaks:
-    """In words; ``there`` is the logarithm of the mass that the guide has reached."""
+def _described(missed: list[_Peak], joint: LogJoint, bound: float, alike: float) -> MissedPeaks:
+    """In words; ``alike`` is the mass of the guide's own peak, measured as that of the others."""
     peak = max(missed, key=lambda one: one.log_mass)
-    masses = torch.tensor([there, *(one.log_mass for one in missed)], dtype=torch.float64)
-    reached, *shares = masses.softmax(0).tolist()
+    masses = [one.log_mass for one in missed]
+    share, together = _shares(masses, bound)
+    most, _ = _shares(masses, alike)
     values, _ = joint.values(peak.point)
     where = ", ".join(f"{name} = {_shown(value)}" for name, value in list(values.items())[:3])
     count = "a peak" if len(missed) == 1 else f"{len(missed)} peaks"
-    share = max(shares)
+    size = f"about {share:.0%}" if most < 1.5 * share else f"between {share:.0%} and {most:.0%}"
     return MissedPeaks(
-        1.0 - reached,
-        f"the posterior has {count} that the guide does not reach; one of about "
-        f"{share:.0%} of the mass, by draws about it, is at {where}. Where peaks "
-        "mean the same (labels that may be exchanged), predictions are right with one; else join "
-        "guides that start at each (init_loc_fn, EnsembleGuide), or run refine(model, 16, ...)",
+        together,
+        f"the posterior has {count} that the guide does not reach; one of {size} of the mass, by "
+        f"draws about it, is at {where}. Where peaks mean the same (labels that may be exchanged), "
+        "predictions are right with one; else join guides that start at each (init_loc_fn, "
+        "EnsembleGuide), or run refine(model, 16, ...)",
     )
+
+
+def _shares(log_masses: list[float], there: float) -> tuple[float, float]:
+    """Of the largest of some peaks, and of all, beside what the guide has reached."""
+    masses = torch.tensor([there, *log_masses], dtype=torch.float64)
+    reached, *shares = masses.softmax(0).tolist()
+    return max(shares), 1.0 - reached
 
 
 def _shown(value: Tensor) -> str:

@@ -392,4 +392,22 @@ def test_signs_that_data_do_not_tell_are_told_with_half_of_the_mass() -> None:
         pyro.sample("y", dist.Normal(mean, noise).to_event(2), obs=y)
 
     result = fit(model, HyperNetworkGuide(model), seed=0, progress=False)
-    assert any("one of about 50% of the mass" in text for text in result.warnings)
+    assert any("% and 50% of the mass" in text for text in result.warnings)
+
+
+def test_the_share_beside_a_skewed_peak_is_told_as_a_range() -> None:
+    """Logarithms of Gammas of concentration 0.3, of 97%, and a normal peak of 3%."""
+    pyro.set_rng_seed(0)
+
+    def model() -> None:
+        prior = dist.Normal(torch.zeros(25), 6.0).to_event(1)
+        u = pyro.sample("u", prior)
+        skewed = (0.3 * u - u.exp() - math.lgamma(0.3)).sum(-1) + math.log(0.97)
+        narrow = dist.Normal(3.0, 0.2).log_prob(u).sum(-1) + math.log(0.03)
+        pyro.factor("both", torch.logaddexp(skewed, narrow) - prior.log_prob(u))
+
+    start = {"init_loc_fn": lambda site: torch.full((25,), -3.0)}
+    guide = HyperNetworkGuide(model, init_from="full-rank", **start)
+    fit(model, guide, num_steps=50, seed=0, progress=False)
+    told = missed_peaks(guide, model, (), {}, math.log(0.97))
+    assert "one of between 3% and" in told.text and abs(told.share - 0.03) < 0.005
