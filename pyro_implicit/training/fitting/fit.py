@@ -121,8 +121,8 @@ def fit(
         then gives the numbers of one that was not (with whole data); one that had ended begins anew
         at the full rate, up to ``num_steps``.
     :param bool jit_compile: compile the recorded steps of small models by ``torch.compile``, which
-        needs a C++ compiler and some ten seconds, and pays in fits of thousands of steps; numbers
-        change by rounding (:class:`~pyro_implicit.training.RecordedObjective`).
+        needs a C++ compiler, and ten seconds the first time, one second the next; numbers change
+        by rounding (:class:`~pyro_implicit.training.RecordedObjective`).
     :param kwargs: keyword arguments of model and guide.
     :returns: history, reason of the end, warnings; it can be printed and plotted.
     :raises ArgumentError: for bad values, for ``seed`` with ``resume``, for data of another type
