@@ -86,12 +86,13 @@ class RecordedObjective(ELBO):
     does of generators of up to 512 noises, stays as it is. :doc:`Vectorise, and record
     </howto/vectorise>` tells more.
 
-    **Compiled.** With ``jit_compile=True`` the recording is compiled by ``torch.compile``, with a
-    C++ compiler. Steps then take 0.3 to 0.7 of the time of those that are replayed. The first time
-    takes some ten seconds and pays in loops of ten thousand steps; the next loop of the same model
-    and shapes, in another process too, takes a second and pays after a thousand. Numbers are those of the program to
-    rounding, at the same random draws; comparisons allow for that, and what is farther off, cannot
-    be compiled or is no faster is replayed as it was recorded, with a hint.
+    **Compiled.** With ``jit_compile=True`` the recording is compiled by ``torch.compile``, with
+    a C++ compiler. Steps then take 0.3 to 0.7 of the time of those that are replayed. The first
+    time takes some ten seconds and pays in loops of ten thousand steps; the next loop of the
+    same model and shapes, in another process too, takes a second and pays after a thousand.
+    Numbers are those of the program to rounding, at the same random draws; comparisons allow
+    for that, and what is farther off, cannot be compiled or is no faster is replayed as it was
+    recorded, with a hint.
 
     :param objective: a :class:`~pyro_implicit.LinearisedELBO` or
         :class:`~pyro_implicit.LanczosELBO` with vectorised particles.
