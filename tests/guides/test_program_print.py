@@ -285,6 +285,14 @@ def test_values_without_an_end_have_no_print():
         assert print_of_program(_closing_over(value)) is None
 
 
+def printed_by(program, seed):
+    """What a process of its own prints, with this number for the hashes of texts."""
+    environment = os.environ | {"PYTHONHASHSEED": seed}
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return run.stdout
+
+
 def test_sets_have_one_print_in_each_process():
     """Texts are hashed by a number that each process draws."""
     program = (
@@ -293,16 +301,7 @@ def test_sets_have_one_print_in_each_process():
         "def made(names):\n    return lambda x: x in names or x in {'one', 'two', 'three'}\n"
         "print(print_of_program(made(names)))"
     )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in "12"
-    }
+    found = {printed_by(program, seed) for seed in "12"}
     assert len(found) == 1
 
 
@@ -375,16 +374,7 @@ def test_members_of_enums_and_texts_have_one_print_in_each_process():
         "for values in (*((one,) for one in Link), (Name('a'),), (Name('b'),)):\n"
         "    print(print_of_program(made(*values)))"
     )
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in "12"
-    ]
+    found = [printed_by(program, seed) for seed in "12"]
     assert found[0] == found[1]
     assert len(set(found[0].split())) == 5
 

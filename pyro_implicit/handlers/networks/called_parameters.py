@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from pyro_implicit._few import few_of
-from pyro_implicit.handlers.networks.watched_calls import WatchedCalls
 
 __all__ = ["CalledParameters"]
 
@@ -21,7 +23,7 @@ _ADVICE_ON_PYRO_MODULE = (
 )
 
 
-class CalledParameters(WatchedCalls):
+class CalledParameters:
     """
     Notes the parameters of each ``torch.nn.Module`` that this thread calls within, with gradients.
 
@@ -31,18 +33,23 @@ class CalledParameters(WatchedCalls):
     """
 
     def __init__(self, *, without_gradients: bool = False) -> None:
-        super().__init__()
         self._always = without_gradients
         #: what each parameter is called
         self._found: dict[Tensor, str] = {}
+        self._hook: RemovableHandle | None = None
+        self._thread = threading.get_ident()
 
-    def note(self, module: nn.Module, given: Any) -> None:
-        """
-        Notes the parameters of a module.
+    def __enter__(self) -> CalledParameters:
+        self._hook = register_module_forward_pre_hook(self._note)
+        return self
 
-        :param module: what is called.
-        :param given: its positional arguments.
-        """
+    def __exit__(self, *_: Any) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _note(self, module: nn.Module, _: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if not (self._always or torch.is_grad_enabled()):
             return
         if isinstance(module, PyroModule):  # whose parameters are statements where they are read

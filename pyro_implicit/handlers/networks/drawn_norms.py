@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.networks.evaluation_mode import was_training
-from pyro_implicit.handlers.networks.left_out_noise import calling_module
+from pyro_implicit.handlers.networks.left_out_noise import calling_module, given_argument
 from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
 
 __all__ = ["NormInputs", "OtherLatents", "PlainRun", "warning_of_drawn_norms"]
@@ -49,8 +49,8 @@ class NormInputs(TorchFunctionMode):
         return func(*args, **options)
 
     def _note(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        given = args[0] if args else options.get("input")
-        mean = args[1] if len(args) > 1 else options.get("running_mean")
+        given = given_argument(args, options, 0, "input")
+        mean = given_argument(args, options, 1, "running_mean")
         module = None if mean is None else calling_module()
         if module is None or not isinstance(given, Tensor):
             return

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_implicit.handlers.networks.evaluation_mode import is_random_function, was_training
 
-__all__ = ["LeftOutNoise", "calling_module"]
+__all__ = ["LeftOutNoise", "calling_module", "given_argument"]
 
 #: By random function of torch: the positions of its arguments for the probability (None if it has
 #: none) and for whether it is training.
@@ -69,8 +69,8 @@ class LeftOutNoise(TorchFunctionMode):
         options = dict(kwargs or {})
         if func in _POSITIONS_OF_P_AND_TRAINING:
             where, training = _POSITIONS_OF_P_AND_TRAINING[func]
-            is_on = bool(_given(args, options, training, "training", True))
-            rate = 1.0 if where is None else _given(args, options, where, "p", 0.5)
+            is_on = bool(given_argument(args, options, training, "training", True))
+            rate = 1.0 if where is None else given_argument(args, options, where, "p", 0.5)
             module = calling_module() if rate and is_on == self.is_heard else None
             if module is not None and (self.is_heard or was_training(module)):
                 self._note(func, module)
@@ -97,5 +97,17 @@ def calling_module() -> Any:
     return None if frame is None else frame.f_locals.get("self")
 
 
-def _given(args: Any, options: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+def given_argument(
+    args: Any, options: Mapping[str, Any], place: int, name: str, default: Any = None
+) -> Any:
+    """
+    Finds an argument of a call.
+
+    :param args: positional arguments.
+    :param options: keyword arguments.
+    :param int place: of the argument among the positional ones.
+    :param str name: of the argument.
+    :param default: what it is if it was not given.
+    :returns: the argument.
+    """
     return args[place] if len(args) > place else options.get(name, default)

@@ -88,7 +88,7 @@ class Run:
         if validation is not None:
             validation.statistics = self.course.statistics
         #: the objective, or what records its steps; None until the first one
-        self.stepper: Any = None
+        self._stepper: Any = None
         self.jit_compile = False  # whether recorded steps are compiled
         self.history: list[float] = []
         self.rates: list[float] = []
@@ -201,15 +201,15 @@ class Run:
         self.first_steps.before(args, kwargs)
         step = len(self.history)
         rate = self.course.rate_at(step)
-        if self.stepper is None:
+        if self._stepper is None:
             num_left = self.course.rate.num_steps - step
-            self.stepper = _stepper_for(self.objective, num_left, self.jit_compile)
+            self._stepper = _stepper_for(self.objective, num_left, self.jit_compile)
         self.course.adam.has_stepped = False
         capture, cause = poutine.trace(param_only=True), None
         try:
             with self.first_steps.watching(), self.course.statistics.around_step(), capture:
                 loss = _one_number(
-                    self.stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
+                    self._stepper.loss_and_grads(self.model, self._called, *args, **kwargs)
                 )
             what = "a gradient was not finite" if math.isfinite(loss) else "not finite"
             why = f"the loss was {loss:.6g}, {what}"
@@ -344,7 +344,7 @@ class Run:
             )
         kept = self.validation is None or self.validation.is_start_best
         notes += self.course.retreat.notes() + self.course.settling.notes(kept)
-        if getattr(self.stepper, "has_changed", False):
+        if getattr(self._stepper, "has_changed", False):
             notes.append(
                 "the model changed between steps from outside, and up to a hundred steps went by "
                 "what it was before: keep what changes in the model, the guide or their arguments"

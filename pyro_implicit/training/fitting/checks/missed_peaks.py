@@ -268,14 +268,9 @@ def _is_near(point: Tensor, peak: _Peak) -> bool:
     return float(_distances(point.unsqueeze(0), peak)) < _radius(len(point))
 
 
-def _share(peak: _Peak, bound: float) -> float:
-    """A peak's part of the posterior, at most 1: the evidence is the bound at least."""
-    return 1.0 / (1.0 + math.exp(min(bound - peak.log_mass, 700.0)))
-
-
 def _is_missed(peak: _Peak, draws: Tensor, bound: float) -> bool:
     inside = (_distances(draws, peak) < _radius(draws.shape[-1])).double().mean()
-    share = _share(peak, bound)
+    share, _ = _shares([peak.log_mass], bound)
     return share > _MIN_SHARE_OF_EVIDENCE and float(inside) < _MAX_RELATIVE_SHARE_OF_DRAWS * share
 
 
