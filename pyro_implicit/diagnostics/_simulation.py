@@ -19,7 +19,12 @@ from pyro_implicit.diagnostics._unconstrained import constrained_draws
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
-from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta, run_model
+from pyro_implicit.handlers.pointwise import (
+    is_auxiliary,
+    is_delta,
+    is_latent_of_model,
+    run_model,
+)
 
 __all__ = ["Quantity", "Simulation", "isolated", "simulate"]
 
@@ -151,7 +156,8 @@ def simulate(
     values: dict[str, Tensor] = {}
 
     def visit(site: Any) -> None:
-        if not is_auxiliary(site) and not is_delta(site):
+        is_data = site["is_observed"] and not (is_auxiliary(site) or is_delta(site))
+        if is_data or site["name"] in observed or is_latent_of_model(site):
             values[site["name"]] = site["value"]
 
     run_model(model, args, kwargs, visit, unobserve=observed)

@@ -25,6 +25,8 @@ __all__ = ["C2ST", "c2st"]
 
 Draws = Mapping[str, Tensor] | Tensor
 
+_SIGNIFICANCE_LEVEL = 0.05
+
 _EXPECTED_SITES, _EXPECTED_ROWS = "draws by site, {name: (n, *shape)}", "a tensor of draws, (n, m)"
 
 
@@ -48,6 +50,15 @@ class C2ST:
 
     def __float__(self) -> float:
         return self.accuracy
+
+    def __str__(self) -> str:
+        verdict = "nothing found between the two"
+        if self.p_value < _SIGNIFICANCE_LEVEL:
+            verdict = "the two are not draws of one distribution; compare accuracies, best is 0.5"
+        return (
+            f"classifier accuracy {self.accuracy:.3g} on {self.num_samples} draws of each, p-value "
+            f"{self.p_value:.2g}: {verdict}"
+        )
 
 
 def c2st(

@@ -49,6 +49,9 @@ from pyro_implicit.handlers.rows.row_slices import number_of_rows
 
 __all__ = ["Calibration", "vsbc"]
 
+_SIGNIFICANCE_LEVEL = 0.05
+_SPREAD_OF_SQUARES = 0.8**0.5  # deviation of a uniform variable's square, in units of its mean
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -103,6 +106,36 @@ class Calibration:
         ]
         together = torch.cat(every)
         return min(1.0, float(together.min()) * len(together))
+
+    def __str__(self) -> str:
+        verdict = "nothing found against the fits"
+        if self.p_value < _SIGNIFICANCE_LEVEL:
+            uniform, middle = self.uniformity(), self.asymmetry()
+            lowest = {name: _lowest(uniform[name], middle[name]) for name in self.ranks}
+            name = min(lowest, key=lambda key: lowest[key][0])
+            verdict = f"the fits are not the posterior; most of all {name!r} is {self._shape(name)}"
+        return (
+            f"ranks of {len(self.ranks)} quantities in {self.num_simulations} simulations, among "
+            f"{self.num_samples} draws each; smallest p-value (Bonferroni) {self.p_value:.2g}: "
+            f"{verdict}"
+        )
+
+    def _shape(self, name: str) -> str:
+        """What the ranks of the entry with the smallest p-value look like."""
+        entry = _lowest(self.uniformity()[name], self.asymmetry()[name])[1]
+        ranks = self.ranks[name].reshape(self.num_simulations, -1)[:, entry].double()
+        variance = ((self.num_samples + 1) ** 2 - 1) / 12.0  # of uniform ones
+        shift = (float(ranks.mean()) - self.num_samples / 2) / variance**0.5
+        excess = (float(ranks.var()) / variance - 1) / _SPREAD_OF_SQUARES
+        if abs(shift) > abs(excess):
+            return "too low" if shift > 0 else "too high"
+        return "too narrow" if excess > 0 else "too wide"
+
+
+def _lowest(*tests: Tensor) -> tuple[float, int]:
+    """The smallest p-value of some tests of one quantity, and its entry."""
+    value, entry = torch.stack([p.reshape(-1) for p in tests]).amin(0).min(0)
+    return float(value), int(entry)
 
 
 def vsbc(

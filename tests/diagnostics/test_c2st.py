@@ -23,6 +23,7 @@ def test_the_same_law_cannot_be_told_apart():
     assert found.accuracy == pytest.approx(0.5, abs=0.05)
     assert found.p_value > 0.01
     assert float(found) == found.accuracy
+    assert str(found).endswith("nothing found between the two")
 
 
 def test_the_best_accuracy_of_a_shift_is_reached():
@@ -32,6 +33,7 @@ def test_the_best_accuracy_of_a_shift_is_reached():
     assert found.accuracy == pytest.approx(best, abs=4 * 0.5 / math.sqrt(4000))
     assert found.p_value < 1e-6
     assert found.num_samples == 2000
+    assert "on 2000 draws of each" in str(found) and "not draws of one distribution" in str(found)
 
 
 def _p_values(num, size, dim):

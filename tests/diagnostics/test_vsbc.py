@@ -20,6 +20,7 @@ from pyro_implicit.diagnostics._uniformity import (
     num_bins,
     uniformity_p_values,
 )
+from pyro_implicit.diagnostics.vsbc import Calibration
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 
 ROWS = 4
@@ -46,6 +47,27 @@ def fit_with(width=1.0, bias=0.0):
 def calibrate(fit, **options):
     defaults = {"num_simulations": 200, "observed": ["y"], "progress": False}
     return vsbc(model, fit, **{**defaults, **options})
+
+
+@pytest.mark.parametrize(
+    ("draws", "verdict"),
+    [
+        (lambda u: u, "nothing found against the fits"),
+        (lambda u: u * 0.5, "most of all 'w' is too narrow"),
+        (lambda u: u * 2.0, "most of all 'w' is too wide"),
+        (lambda u: u + 0.7, "most of all 'w' is too high"),
+        (lambda u: u - 0.7, "most of all 'w' is too low"),
+    ],
+)
+def test_what_is_printed_says_which_way_the_fits_are_wrong(draws, verdict):
+    """Ranks of standard normals among draws of others; the second of two entries is wrong."""
+    generator = torch.Generator().manual_seed(1)
+    truth, own = (torch.randn(n, 400, 2, generator=generator) for n in (1, 99))
+    own = torch.stack([own[..., 0], draws(own[..., 1])], -1)
+    right = (own[..., :1] < truth[..., :1]).sum(0)
+    told = str(Calibration({"v": right, "w": (own < truth).sum(0)}, 99))
+    assert told.startswith("ranks of 2 quantities in 400 simulations, among 99 draws each; ")
+    assert told.endswith(verdict)
 
 
 @pytest.mark.long
@@ -363,3 +385,16 @@ def test_arguments_are_looked_at():
 def test_quantities_without_a_rank_are_named(quantity, error, told):
     with pytest.raises(error, match=f"quantities.'odd'.*{told}"):
         calibrate(fit_with(), quantities={"odd": quantity}, num_simulations=10)
+
+
+def test_a_latent_that_is_marked_auxiliary_is_ranked_like_any_other():
+    def marked(y=None):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
+        with pyro.plate("data", 4):
+            pyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    def exact(data):
+        return {"a": data["y"].sum() / 5 + torch.randn(99) / 5**0.5}
+
+    found = vsbc(marked, exact, torch.zeros(4), num_simulations=100, progress=False)
+    assert set(found.ranks) == {"a"} and found.p_value > 0.05

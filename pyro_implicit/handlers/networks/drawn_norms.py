@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.networks.evaluation_mode import was_training
 from pyro_implicit.handlers.networks.left_out_noise import calling_module, given_argument
-from pyro_implicit.handlers.pointwise import is_auxiliary, is_delta
+from pyro_implicit.handlers.pointwise import is_auxiliary, is_latent_of_model
 
 __all__ = ["NormInputs", "OtherLatents", "PlainRun", "warning_of_drawn_norms"]
 
@@ -112,7 +112,7 @@ class OtherLatents(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         in_rows = self._plain.is_of_rows(msg)
-        if not (msg["is_observed"] or in_rows or is_auxiliary(msg) or is_delta(msg)):
+        if is_latent_of_model(msg) and not in_rows:
             with self._stream:
                 msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
         state = next(self._left.get(msg["name"], iter(())), None)

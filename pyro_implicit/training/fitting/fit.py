@@ -86,7 +86,7 @@ def fit(
     * *objective*: :class:`~pyro_implicit.LinearisedELBO` where the generator's determinant is
       cheap (the default guide up to 1024 latents), else :class:`~pyro_implicit.LanczosELBO`; for
       guides of Pyro's ``Trace_ELBO``, or ``TraceEnum_ELBO`` if latents are marked for enumeration.
-    * *draws*: 2 to 256 in each step, fewer for more latents; vectorised if the model allows it.
+    * *draws*: 1 to 32 in each step, fewer for more latents; vectorised if the model allows it.
     * *learning rate*: Adam at ``lr`` until the loss is level, then cooled to a hundredth of it.
     * *the end*: the loss is level when the mean of its last quarter is no longer below that of the
       quarter before it, by more than its noise explains; the run ends when the rate is cold. With
