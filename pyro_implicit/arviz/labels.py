@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyro_implicit._checks import check_names
+from pyro_implicit._checks import check_names, shown
 from pyro_implicit.arviz.site import Slot
 from pyro_implicit.exceptions import ArgumentError, SiteError
 
@@ -176,9 +176,10 @@ class Labels:
                     f"coords names {name!r}, which is no dimension of the result; expected some of "
                     f"{sorted(self.sizes)}, or dims={{variable: [{name!r}]}} as well"
                 )
-            if isinstance(labels, str):
+            if np.ndim(labels) != 1:  # a number, a text, a set, an iterator; a matrix
                 raise ArgumentError(
-                    f"coords[{name!r}]={labels!r}; expected a sequence with a label for each entry."
+                    f"coords[{name!r}]={shown(labels)}; expected a sequence with a label for each "
+                    "entry."
                 )
             if len(labels) != self.sizes[name]:
                 raise ArgumentError(

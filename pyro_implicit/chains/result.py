@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_flag, check_names, check_state
+from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._plain import as_state_error
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._random import mixed_seed
@@ -29,6 +30,7 @@ from pyro_implicit.chains.walk import Progress, Walk
 from pyro_implicit.exceptions import StateError
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.guides.since_fit import moved_since_fit, share_fit
+from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.rows.same_rows import Fingerprint
 
 __all__ = ["Chains"]
@@ -343,10 +345,11 @@ class Chains(DrawsGuide):
         :param int num_samples: at most so many draws of all chains together are compared.
         :param kwargs: keyword arguments of the model.
         :returns: by site, shape ``(rows, ...)``.
+        :raises ArgumentError: for arguments that the model does not take, or lacks.
         :raises SiteError: if there is nothing to compare.
         :raises StateError: for fewer than 4 draws, a single chain, or chains without a model.
         """
-        found = r_hats(self._predictions(args, kwargs, sites, num_samples))
+        found = r_hats(self._predictions(self.predictive_r_hat, args, kwargs, sites, num_samples))
         warn_of("predictions", found, _ADVICE_ON_PREDICTIVE_R_HATS)
         return found
 
@@ -365,13 +368,16 @@ class Chains(DrawsGuide):
         :param int num_samples: at most so many draws of all chains together are looked at.
         :param kwargs: keyword arguments of the model.
         :returns: by site, shape ``(rows, ...)``.
+        :raises ArgumentError: for arguments that the model does not take, or lacks.
         :raises SiteError: if there is nothing to look at.
         :raises StateError: for fewer than 4 draws, or chains without a model.
         """
-        return effective_sizes(self._predictions(args, kwargs, sites, num_samples))
+        return effective_sizes(
+            self._predictions(self.predictive_effective_size, args, kwargs, sites, num_samples)
+        )
 
     def _predictions(
-        self, args: Any, kwargs: Any, sites: Iterable[str] | None, num_samples: int
+        self, asked: Any, args: Any, kwargs: Any, sites: Iterable[str] | None, num_samples: int
     ) -> dict[str, Tensor]:
         num_samples = check_count("num_samples", num_samples)
         sites = None if sites is None else check_names("sites", sites)
@@ -380,8 +386,11 @@ class Chains(DrawsGuide):
                 "these chains have no model to predict with. Write "
                 "Chains.from_state_dict(state, model, *args)."
             )
+        model = self._program.model
+        check_misspelt(asked, model, kwargs)
         draws, _ = self.draws_by_chain(num_samples)
-        return expectations(self._program.model, draws, args, kwargs, sites)
+        with explained_errors(args, kwargs):
+            return expectations(model, draws, args, kwargs, sites)
 
     def draws_by_chain(self, num_samples: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """

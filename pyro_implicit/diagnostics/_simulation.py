@@ -26,7 +26,7 @@ from pyro_implicit.handlers.pointwise import (
     run_model,
 )
 
-__all__ = ["Quantity", "Simulation", "isolated", "simulate"]
+__all__ = ["Quantity", "Simulation", "accepts", "isolated", "simulate"]
 
 #: of the values of the latents (with draws in front, or not) and the data
 Quantity = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
@@ -180,7 +180,7 @@ def may_look_at_arguments(guide: Any) -> bool:
     if isinstance(guide, ImplicitGuide):
         return isinstance(guide, ConditionalGuide)
     if isinstance(guide, AutoGuide) and not isinstance(guide, AutoCallable):
-        return guide.prototype_trace is None
+        return False
     return callable(guide) and not callable(getattr(guide, "sample", None))
 
 

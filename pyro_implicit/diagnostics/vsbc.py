@@ -30,13 +30,20 @@ from pyro_implicit._checks import (
     check_instance,
     check_model,
     check_names,
+    shown,
 )
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._progress import progress_bar
 from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._data_places import find_places
 from pyro_implicit.diagnostics._own_data import warning_of_own_data
-from pyro_implicit.diagnostics._simulation import Quantity, Simulation, isolated, simulate
+from pyro_implicit.diagnostics._simulation import (
+    Quantity,
+    Simulation,
+    accepts,
+    isolated,
+    simulate,
+)
 from pyro_implicit.diagnostics._uniformity import (
     asymmetry_p_values,
     num_bins,
@@ -49,6 +56,7 @@ from pyro_implicit.handlers.rows.row_slices import number_of_rows
 
 __all__ = ["Calibration", "vsbc"]
 
+_EXPECTED_FIT = "a function from the data, {site: value}, to a guide or draws"
 _SIGNIFICANCE_LEVEL = 0.05
 _SPREAD_OF_SQUARES = 0.8**0.5  # deviation of a uniform variable's square, in units of its mean
 
@@ -211,7 +219,7 @@ def vsbc(
     :param kwargs: keyword arguments of the model.
     :returns: ranks, p-values; see :func:`pyro_implicit.diagnostics.plots.plot_ranks`.
     :raises ArgumentError: for numbers outside of these, no name of data, or a name of a quantity
-        that is taken.
+        that is taken; for a fit that takes no data.
     :raises NonFiniteError: for arguments that are NaN, where the model makes a parameter of them,
         and for a quantity that is NaN.
     :raises ShapeError: for data without rows, and for a quantity of other shapes at other values.
@@ -226,7 +234,11 @@ def vsbc(
     seed = check_count("seed", seed, 0, why=" (a seed)")
     check_model(model)
     check_misspelt(vsbc, model, kwargs)
-    check_callable("fit", fit, "a function from the data, {site: value}, to a guide or draws")
+    check_callable("fit", fit, _EXPECTED_FIT)
+    if not accepts(fit, ({},), {}):
+        raise ArgumentError(
+            f"fit={shown(fit)} cannot be called with one argument; expected {_EXPECTED_FIT}."
+        )
     check_flag("progress", progress)
     _check_quantities(quantities)
     if start_method is not None:

@@ -139,6 +139,11 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         self._check_hooks()
         check_class_options(type(self), unknown)
         check_model(model)
+        if isinstance(model, AutoGuide):
+            raise ArgumentError(
+                f"{type(self).__name__}(model) needs a Pyro model; found a guide, "
+                f"{type(model).__name__}: hand over the model that it is of."
+            )
         if init_loc_fn is not None:
             check_callable("init_loc_fn", init_loc_fn, "a function such as init_to_median")
         if create_plates is not None:

@@ -49,7 +49,7 @@ from pyro_implicit.handlers.rows.row_slices import number_of_rows
 from pyro_implicit.handlers.supports.own_support import own_support
 from pyro_implicit.inference.draws_one_by_one import DrawsOneByOne
 from pyro_implicit.inference.fitted_call import FittedCall
-from pyro_implicit.inference.from_prior import came_from_prior, forgotten_of
+from pyro_implicit.inference.from_prior import came_from_prior, forgotten_of, of_another_model
 from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 
 __all__ = [
@@ -106,10 +106,10 @@ def log_predictive_density(
     :raises ShapeError: if a latent has a value for each row, or is held at one, and nobody has
         said which of them these are.
     :raises SiteError: within ``with poutine.condition(...):``, which would hold the guide's draws
-        too; if the model observes nothing with these arguments, or all is masked; if it draws some
-        rows of a plate at random; if the prior of a latent of the guide and data are within one sum
-        over a discrete latent; if such a sum has a latent that the guide does not draw, or depends
-        on values that ``obs_mask`` hides.
+        too; if the model observes nothing with these arguments, or all is masked; if it samples
+        none of the guide's latents; if it draws some rows of a plate at random; if the prior of a
+        latent of the guide and data are within one sum over a discrete latent; if such a sum has a
+        latent that the guide does not draw, or depends on values that ``obs_mask`` hides.
     :warns UserWarning: if the first argument has lost a dimension since the guide was built;
         if the guide has a latent of each row, and these are other rows; if the model holds
         its observations itself and is given other inputs; if the guide makes its latents
@@ -155,6 +155,7 @@ class Noted:
     """
     What runs of the model show, beside densities.
 
+    :param set met: names of the guide's latents that the model samples.
     :param set forgotten: names of latents of the model that the guide does not draw.
     :param dict outside: the supports of those that it draws outside of the prior's.
     :param set factors: names of densities of rows that are no sites of data.
@@ -166,6 +167,7 @@ class Noted:
     :param kept: which of these are not masked.
     """
 
+    met: set[str] = field(default_factory=set)
     forgotten: set[str] = field(default_factory=set)
     outside: dict[str, Any] = field(default_factory=dict)
     factors: set[str] = field(default_factory=set)
@@ -218,6 +220,8 @@ def mean_densities(
             with RandomStream(mixed_seed(seed, index, 0)), explained_errors(args, kwargs, guide):
                 latents = draws.at(index)
                 one, counted = _log_densities(model, latents, draws.order, args, kwargs, noted)
+            if latents and not noted.met:
+                raise of_another_model(latents)
             if total is None:
                 total, kept = one, counted
             else:
@@ -305,6 +309,7 @@ class _Densities:
             if drawn and len(drawn) < len(marginal):
                 raise inseparable(drawn, site["name"])
             refuse_undrawn(site, self.latents)
+        self.noted.met.update({site["name"], *marginal} & self.latents.keys())
         if site["name"] in self.latents and is_outside(site["fn"], site["value"]):
             self.noted.outside[site["name"]] = own_support(site["fn"])
         is_latent = is_latent_of_model(site) and site["name"] not in self.latents

@@ -19,6 +19,7 @@ from pyro_implicit._seeded import seeded
 from pyro_implicit._signature import in_order
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.unbuilt import refuse_unbuilt
 from pyro_implicit.handlers.errors.explained_errors import explained_errors
 from pyro_implicit.handlers.errors.value_errors import entries_not_finite
 from pyro_implicit.handlers.held.held_warnings import warning_of_unheard
@@ -104,6 +105,7 @@ def predict(
         too; if a site asked for is not in the model, or none of the guide's latents is; if a plate
         draws some of its rows at random; with ``parallel``, if the model reads the value of a draw,
         as a branch does, or if what one draw predicts depends on the others.
+    :raises StateError: for a guide that is not built, or of Pyro's that was never called.
     :warns UserWarning: where predictions may not be what was meant: other rows or fewer dimensions
         than the guide was built with; parameters that another fit has moved; latents that come
         from their prior, since the guide leaves them out, or that it draws outside of their prior's
@@ -112,6 +114,7 @@ def predict(
         the guide draws too, or that depend on sites before them; ``batch_size`` without a tensor.
     """
     call = FittedCall(predict, model, guide, args, kwargs)
+    refuse_unbuilt(guide)
     call.warn(call.warning_of_arguments(is_scored=False))
     num_samples = check_num_samples("predict(model, guide, ...", num_samples)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)

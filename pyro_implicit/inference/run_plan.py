@@ -18,8 +18,9 @@ from pyro_implicit.inference.outside_support import drawn_outside, is_outside
 __all__ = ["NOTE_OF_UNUSED_BATCH_SIZE", "ROWS_PER_SEED", "RunPlan"]
 
 NOTE_OF_UNUSED_BATCH_SIZE = (
-    "batch_size does nothing here: no argument is a tensor, and tensors within other objects, such "
-    "as a dictionary, are not cut. Hand them over as arguments of their own"
+    "batch_size does nothing here: no argument is a tensor (write torch.as_tensor of an array), "
+    "and tensors within other objects, such as a dictionary, are not cut. Hand them over as "
+    "arguments of their own"
 )
 ROWS_PER_SEED = 32  # which share one state of the random generator, whatever the batches
 

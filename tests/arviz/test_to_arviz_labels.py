@@ -249,3 +249,11 @@ def test_a_guide_of_another_model_is_refused(groups):
 
     with pytest.raises(SiteError, match=r"the guide draws \['w'\], none of which"):
         to_arviz(model, guide, X, Y, num_samples=2, groups=groups)
+
+
+@pytest.mark.parametrize(
+    "labels", [3, None, "abcdef", set(range(6)), iter(range(6)), torch.zeros(6, 2).numpy()]
+)
+def test_labels_that_are_no_sequence_are_refused(labels):
+    with pytest.raises(ArgumentError, match=r"(?s)coords\['data'\]=.*a label for each entry"):
+        export(coords={"data": labels})

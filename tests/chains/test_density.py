@@ -219,3 +219,20 @@ def test_a_trajectory_that_leaves_the_density_is_refused():
     x = chains.draws["x"][..., 0]
     assert bool(x.isfinite().all()) and float(x.abs().max()) < 1.0
     assert float(x.std()) > 0.2
+
+
+def test_data_in_double_precision_need_no_other_density_one_by_one():
+    """With several chains at once torch makes the logits double, and with one single."""
+    x = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)
+
+    def model():
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 6):
+            pyro.sample("y", dist.Bernoulli(logits=level * x), obs=(x > 0).float())
+
+    found = density(model)
+    with found.ready(torch.zeros(3, 1)):
+        values, _ = found(torch.tensor([[0.1], [0.5], [1.0]]))
+    exact = [float(one) for one in found._looped(torch.tensor([[0.1], [0.5], [1.0]]))[0]]
+    assert found.how != "loop"
+    assert values.tolist() == pytest.approx(exact, abs=1e-5)

@@ -504,3 +504,11 @@ def test_they_are_a_guide_of_latents_that_share_a_plate(parallel: bool) -> None:
     assert [frame.name for frame in nodes["scale"]["cond_indep_stack"]] == ["groups"]
     draws = Predictive(model, guide=chains, num_samples=5, parallel=parallel)()
     assert draws["y"].shape == (5, 3, 2) and draws["scale"].shape[-2:] == (3, 1)
+
+
+@pytest.mark.parametrize("name", ["predictive_r_hat", "predictive_effective_size"])
+def test_a_bad_call_of_the_model_is_explained(chains, name):
+    with pytest.raises(ArgumentError, match="missing 1 required positional argument: 'x'. Hand ov"):
+        getattr(chains, name)()
+    with pytest.raises(ArgumentError, match=f"of {name} nor an arg.*Did you mean num_samples="):
+        getattr(chains, name)(X, num_sample=3)

@@ -398,3 +398,9 @@ def test_a_latent_that_is_marked_auxiliary_is_ranked_like_any_other():
 
     found = vsbc(marked, exact, torch.zeros(4), num_simulations=100, progress=False)
     assert set(found.ranks) == {"a"} and found.p_value > 0.05
+
+
+@pytest.mark.parametrize("refit", [lambda: {}, lambda model, guide: guide])
+def test_a_fit_that_takes_other_arguments_is_refused(refit):
+    with pytest.raises(ArgumentError, match="cannot be called with one argument; expected a funct"):
+        calibrate(refit)

@@ -68,3 +68,10 @@ def test_the_model_in_the_place_of_the_guide():
     ):
         with pytest.raises(ArgumentError, match="the guide is the model itself"):
             call()
+
+
+@pytest.mark.parametrize("make", [AutoNormal, HyperNetworkGuide])
+def test_a_guide_of_a_guide_is_refused(make):
+    other = make(model)
+    with pytest.raises(ArgumentError, match=f"needs a Pyro model; found a guide, {make.__name__}"):
+        HyperNetworkGuide(other)

@@ -116,6 +116,19 @@ def test_errors():
         of_seed(model, alternating([0.0]), X, Y, num_samples=1, seed=-1)
 
 
+def test_a_guide_of_another_model_is_refused_as_by_evaluate():
+    def other(x, y=None):
+        pyro.sample("other", dist.Normal(0.0, 1.0))
+        return model(x, y)
+
+    def elsewhere(x, y=None):
+        pyro.sample("else", dist.Normal(0.0, 1.0))
+
+    for score in (log_predictive_density, evaluate):
+        with pytest.raises(SiteError, match=r"draws \['else'\], none of which the model samples"):
+            score(other, elsewhere, X, Y, num_samples=2)
+
+
 def test_without_a_seed_torch_draws_one():
     def guide(*_, **__):
         return pyro.sample("w", dist.Normal(0.2, 0.3))
