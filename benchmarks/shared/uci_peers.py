@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _STEPS = 100  # of prior precision and noise, as in laplace-torch's own example of regression
+_AT_ONCE = 20_000  # rows whose Jacobians are held at a time: all but those of protein
 _JITTER = 1e-6  # of the kernel matrix of the inducing inputs, as Pyro has it
 
 
@@ -124,7 +125,7 @@ def laplace(
     found: Any = Laplace(
         mode, "regression", subset_of_weights=subset, hessian_structure=structure, sigma_noise=sigma
     )
-    found.fit(DataLoader(rows, batch_size=len(rows)))
+    found.fit(DataLoader(rows, batch_size=min(len(rows), _AT_ONCE)))
     _by_marginal_likelihood(found, sigma)
     with torch.no_grad():
         mean, variance = found(split.x_held.to(dtype))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.posterior import refine
+from benchmarks.shared import uci_peers
 from benchmarks.shared.uci import Split, ranked_score, score
 from benchmarks.shared.uci_peers import (
     _by_marginal_likelihood,
@@ -81,7 +82,7 @@ def test_the_sparse_process_is_the_exact_one_with_every_row_inducing() -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not has_laplace(), reason="laplace-torch is not installed")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_laplace_keeps_the_mode_and_has_a_spread() -> None:
+def test_laplace_keeps_the_mode_and_has_a_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     split = line()
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -93,6 +94,10 @@ def test_laplace_keeps_the_mode_and_has_a_spread() -> None:
     torch.testing.assert_close((mean, scale), same, rtol=1e-3, atol=1e-5)
     factors = laplace(split, weights, 0.3, "all", "kron")
     assert (factors[1] > 0).all() and not torch.allclose(factors[1], scale, rtol=1e-3)
+    whole = laplace(split, weights, 0.3, "all", dtype=torch.float64)
+    monkeypatch.setattr(uci_peers, "_AT_ONCE", 20)
+    parts = laplace(split, weights, 0.3, "all", dtype=torch.float64)
+    torch.testing.assert_close(parts, whole)
 
 
 @pytest.mark.long

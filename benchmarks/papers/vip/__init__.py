@@ -39,7 +39,7 @@ BENCHMARKS = (
             "coverage": "of the central 90% interval",
         },
         records={
-            "vip_uci": "",
+            "vip_uci": "--double",
             "vip_uci_choice": "--choose --sets power protein wine yacht --splits 0 --methods "
             '"MC dropout" SWAG',
             "vip_uci_controls": "--sets boston concrete energy kin8nm naval power protein wine "

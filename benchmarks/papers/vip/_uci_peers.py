@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
+
 from benchmarks.benchmark import replaced
 from benchmarks.papers.livi import _uci_fits
 from benchmarks.papers.livi._uci_fits import LAPLACE, Fits, candidates
@@ -73,7 +75,8 @@ class Peers:
         split = load_split(arguments.data_root, name, index, **options)
         self.num_rows = len(split.x)
         model = build_model(split.x.shape[1], self.num_rows)
-        self.fits = Fits(model, split, seed, arguments.quiet)
+        dtype = torch.float64 if arguments.double else torch.float32
+        self.fits = Fits(model, split, seed, arguments.quiet, dtype)
 
     def rows(self, method: str) -> Iterator[dict[str, Any]]:
         """

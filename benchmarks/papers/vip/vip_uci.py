@@ -200,6 +200,7 @@ def _options() -> Any:
     options.add_argument(
         "--choose", action="store_true", help="all candidates of dropout and SWAG, on held-out rows"
     )
+    options.add_argument("--double", action="store_true", help="Laplace in double precision")
     return options
 
 
