@@ -164,8 +164,8 @@ def gaussian_start(
     if loc.numel() > _MAX_LATENTS_FOR_FULL_MATRIX:
         raise ArgumentError(
             f"init_from={kind!r} needs a {loc.numel()} x {loc.numel()} matrix; it is meant for at "
-            f"most {_MAX_LATENTS_FOR_FULL_MATRIX} latents. Pass a fitted AutoNormal instead: "
-            "init_from=autonormal."
+            f"most {_MAX_LATENTS_FOR_FULL_MATRIX} latents. Write init_from='mean-field', or pass a "
+            "fitted AutoNormal: init_from=autonormal."
         )
     return GaussianStart(*search(kind, log_joint, loc, is_network=is_network))
 
