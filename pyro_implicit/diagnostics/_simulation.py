@@ -156,8 +156,7 @@ def simulate(
     values: dict[str, Tensor] = {}
 
     def visit(site: Any) -> None:
-        is_data = site["is_observed"] and not (is_auxiliary(site) or is_delta(site))
-        if is_data or site["name"] in observed or is_latent_of_model(site):
+        if is_latent_of_model(site) or not (is_auxiliary(site) or is_delta(site)):
             values[site["name"]] = site["value"]
 
     run_model(model, args, kwargs, visit, unobserve=observed)

@@ -404,3 +404,16 @@ def test_a_latent_that_is_marked_auxiliary_is_ranked_like_any_other():
 def test_a_fit_that_takes_other_arguments_is_refused(refit):
     with pytest.raises(ArgumentError, match="cannot be called with one argument; expected a funct"):
         calibrate(refit)
+
+
+@pytest.mark.parametrize("name", ["twice", "penalty", "nothing"])
+def test_what_is_no_data_cannot_be_observed(name):
+    def with_others(y=None):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.deterministic("twice", 2 * mean)
+        pyro.factor("penalty", -mean.square())
+        with pyro.plate("data", 4):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    with pytest.raises(SiteError, match=f"observed names .'{name}'.; the model has .'mean', 'y'."):
+        vsbc(with_others, lambda data: {}, observed=[name], num_simulations=10, progress=False)
