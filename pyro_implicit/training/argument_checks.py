@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from pyro_implicit._random import RandomStream
 from pyro_implicit.handlers.pointwise import latent_sites
-from pyro_implicit.ops.graphs.graph_passes import is_functional
+from pyro_implicit.ops.graphs.graph_passes import drop_unused, is_functional
 from pyro_implicit.ops.graphs.noted_checks import NotedChecks
 from pyro_implicit.ops.graphs.recording import lighten, trace_operations
 from pyro_implicit.training.step_call import StepCall
@@ -64,6 +64,11 @@ class ArgumentChecks:
                 self._graph = _recorded(call)
         except Exception:  # whatever the tracer, or a model under it, raises
             self._graph = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether other arguments can be looked at."""
+        return self._graph is not None
 
     def passed(self, tensors: Sequence[Tensor]) -> None:
         """
@@ -123,7 +128,7 @@ def _keep_those_of_arguments(graph: fx.GraphModule) -> None:
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     kept = [one for one in output.args[0] if one in inputs and not _is_of_reals(one)]
     output.args = (tuple(dict.fromkeys(kept)),)
-    graph.graph.eliminate_dead_code()
+    drop_unused(graph)  # the rows that a plate chooses, say
 
 
 def _is_of_reals(node: fx.Node) -> bool:

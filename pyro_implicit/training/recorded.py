@@ -57,6 +57,11 @@ __all__ = ["RecordedObjective"]
 
 _NUM_WARM_UP_STEPS = 3  # before one is recorded: the first makes parameters
 _NUM_TRIAL_STEPS = 3  # in which the graph must give the bits of the program's step, and be faster
+_MAX_UNCHECKED_STEPS = 20  # whose arguments were new, and only the program can check them
+_REASON_OF_CHECKS = (
+    "the checks of each new batch by Pyro's validation cannot be recorded, as where they look at "
+    "random numbers; after pyro.enable_validation(False) there are none"
+)
 _STEPS_BETWEEN_AUDITS = 100  # from one comparison with the program itself to the next
 _MAX_GRAPHS = 4  # one for each kind of arguments, such as a last batch that is shorter
 _STEPS_THAT_PAY_FOR_RECORDING = 500  # after which a graph that was replaced counts no more
@@ -202,6 +207,9 @@ class RecordedObjective(ELBO):
         if graph.checks is not None and graph.checks.refuse(call.tensors):
             loss = self._program(call)
             graph.checks.passed(call.tensors)
+            graph.num_unchecked += not graph.checks.is_recorded
+            if graph.num_unchecked == _MAX_UNCHECKED_STEPS:
+                self._give_up(_REASON_OF_CHECKS)
             return loss
         is_trial = len(graph.seconds) < _NUM_TRIAL_STEPS
         if not is_trial and num_replayed % _STEPS_BETWEEN_AUDITS == 0:

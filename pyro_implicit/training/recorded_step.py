@@ -38,6 +38,7 @@ class RecordedStep:
     #: why it is not to be recorded, or an empty text
     reason: str = ""
     num_steps: int = 0  # so far, of these arguments
+    num_unchecked: int = 0  # of them those of the program, as its checks could not be recorded
     seconds: list[tuple[float, float]] = field(default_factory=list)  # of program and graph
     #: of its arguments, where Pyro's validation is on
     checks: ArgumentChecks | None = None

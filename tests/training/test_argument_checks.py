@@ -14,6 +14,7 @@ from pyro.infer import SVI
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO
+from pyro_implicit.exceptions import PerformanceHint
 from pyro_implicit.training import RecordedObjective
 from pyro_implicit.training.argument_checks import ArgumentChecks
 from pyro_implicit.training.step_call import StepCall
@@ -26,7 +27,7 @@ SHARES = torch.tensor([[0.2, 0.3, 0.5]] * N)
 #: a likelihood of w, what is observed and one more argument; then arguments that are valid
 LIKELIHOODS: dict[str, tuple[Any, Tensor, Tensor]] = {
     "binomial": (lambda w, a: dist.Binomial(a, logits=w + 0 * a), COUNTS, COUNTS + 1),
-    "multinomial": (lambda w, a: dist.Multinomial(3, logits=w * a), ROWS, ROWS),
+    "multinomial": (lambda w, a: dist.Multinomial(3, logits=w.unsqueeze(-1) * a), ROWS, ROWS),
     "pareto": (lambda w, a: dist.Pareto(a, w.exp()), COUNTS + 2, COUNTS + 1),
     "concentration": (lambda w, a: dist.Gamma(a, w.exp()), COUNTS + 1, COUNTS + 1),
     "made of an argument": (lambda w, a: dist.Normal(w, (a - 1).sqrt()), COUNTS, COUNTS + 2),
@@ -44,12 +45,12 @@ LIKELIHOODS: dict[str, tuple[Any, Tensor, Tensor]] = {
 }
 
 
-def make(name: str, derived: bool) -> Any:
+def make(name: str, derived: bool, num_rows: int = N) -> Any:
     likelihood = LIKELIHOODS[name][0]
 
     def model(y: Tensor, a: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", N):
+        with pyro.plate("data", num_rows, subsample_size=N):  # it draws which rows these are
             pyro.sample("y", likelihood(w, a), obs=y * 1.0 if derived else y)
 
     return model
@@ -69,14 +70,15 @@ def refused(model: Any, guide: Any, *args: Tensor) -> bool:
 @given(
     name=st.sampled_from(sorted(LIKELIHOODS)),
     derived=st.booleans(),
+    num_rows=st.sampled_from([N, 3 * N]),
     place=st.integers(0, N - 1),
     which=st.integers(0, 1),
     value=st.sampled_from([-1.0, -0.5, 0.5, 2.5, 7.0, 0.0, 1.0]),
 )
 def test_what_the_program_refuses_is_refused(
-    name: str, derived: bool, place: int, which: int, value: float
+    name: str, derived: bool, num_rows: int, place: int, which: int, value: float
 ) -> None:
-    model, known = make(name, derived), list(LIKELIHOODS[name][1:])
+    model, known = make(name, derived, num_rows), list(LIKELIHOODS[name][1:])
     pyro.clear_param_store()
     guide = HyperNetworkGuide(model, init_from=None).setup(*known)
     checks = ArgumentChecks(StepCall(model, guide, tuple(known), {}))
@@ -145,3 +147,51 @@ def test_what_is_written_past_the_tensor_is_seen() -> None:
     assert checks.refuse([y, a])
     y.data.sub_(0.5)
     assert not checks.refuse([y, a])
+
+
+def steps_of_the_program(model: Any, num_steps: int) -> tuple[RecordedObjective, int]:
+    """Trains on a new batch each time; how many of its steps were not replayed."""
+    recorded, count = RecordedObjective(LinearisedELBO(2, vectorize_particles=True)), 0
+    program = recorded._program
+
+    def counted(call: StepCall) -> float:
+        nonlocal count
+        count += 1
+        return program(call)
+
+    recorded._program = counted  # type: ignore[method-assign]
+    guide = HyperNetworkGuide(model, init_from=None)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), recorded)
+    y, a = LIKELIHOODS["poisson"][1:]
+    for _ in range(num_steps):
+        svi.step(y + 0.0, a + 0.0)
+    return recorded, count
+
+
+@pytest.fixture
+def slow_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the clock says, recorded steps are faster."""
+    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
+
+
+@pytest.mark.parametrize("num_rows", [N, 3 * N])
+def test_new_batches_of_a_plate_are_replayed(num_rows: int, slow_program: None) -> None:
+    """The rows that a plate draws, and nobody looks at, once sent all of these to the program."""
+    with pyro.validation_enabled(True):
+        recorded, count = steps_of_the_program(make("poisson", False, num_rows), 40)
+    assert recorded.is_recorded and count < 12
+
+
+def test_checks_of_random_numbers_are_told(slow_program: None) -> None:
+    def model(y: Tensor, a: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Poisson((w * a + torch.rand(N)).exp()), obs=y)
+
+    with pyro.validation_enabled(True):
+        with pytest.warns(PerformanceHint, match="checks of each new batch .* cannot be recorded"):
+            recorded, count = steps_of_the_program(model, 40)
+        assert count == 40 and not recorded.is_recorded and "random numbers" in recorded.reason
+    with pyro.validation_enabled(False):
+        recorded, count = steps_of_the_program(model, 40)
+    assert recorded.is_recorded and count < 12

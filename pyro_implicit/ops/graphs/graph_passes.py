@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["fold_constants", "is_functional", "merge_repetitions", "node_values", "skip_identities"]
+__all__ = [
+    "drop_unused",
+    "fold_constants",
+    "is_functional",
+    "merge_repetitions",
+    "node_values",
+    "skip_identities",
+]
 
 _aten = torch.ops.aten
 #: operations that return their first argument's numbers as they are
@@ -82,6 +89,31 @@ def is_functional(graph: fx.GraphModule, *, draws: bool) -> bool:
     return True
 
 
+def drop_unused(graph: fx.GraphModule) -> None:
+    """
+    Takes out what no result is made of: numbers that nobody looks at, drawn or written.
+
+    :param graph: which then draws fewer random numbers.
+    """
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+
+    def is_needed(node: fx.Node) -> bool:
+        if _is_mutable(node):
+            return not _is_last_look(node, order)
+        return node.is_impure() and not _is_random(node)
+
+    graph.graph.eliminate_dead_code(is_needed)
+
+
+def _is_last_look(node: fx.Node, order: dict[fx.Node, int]) -> bool:
+    """Whether what a node writes into is new, and nobody looks at it afterwards."""
+    operand = _new_operand(node)
+    if operand is None:
+        return False
+    others = [one for one in operand.users if one is not node]
+    return all(order[one] < order[node] and _is_new(one) for one in others)
+
+
 def _is_mutable(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
@@ -89,14 +121,24 @@ def _is_mutable(node: fx.Node) -> bool:
 
 def _writes_into_its_own(node: fx.Node) -> bool:
     """Whether the first argument is written into, is new, and is looked at by nobody else."""
+    operand = _new_operand(node)
+    return operand is not None and len(operand.users) == 1
+
+
+def _new_operand(node: fx.Node) -> fx.Node | None:
+    """The first argument of a node that writes into it alone, if another node has made it anew."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     written = [place for place, one in enumerate(arguments) if one.alias_info is not None]
     operand = node.args[0] if node.args else None
     if written != [0] or not isinstance(operand, fx.Node) or operand.op != "call_function":
-        return False
-    schema = getattr(operand.target, "_schema", None)
-    new = schema is not None and not any(one.alias_info is not None for one in schema.returns)
-    return new and len(operand.users) == 1
+        return None
+    return operand if _is_new(operand) else None
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Whether a node returns memory of its own."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and not any(one.alias_info is not None for one in schema.returns)
 
 
 def _is_random(node: fx.Node) -> bool:
