@@ -106,6 +106,11 @@ class MixtureDensityGuide(ConditionalGuide):
         return False
 
     @property
+    def has_density(self) -> bool:
+        """True: objectives that are bounds where a density is known are bounds of this guide."""
+        return True
+
+    @property
     def is_bijective_given_context(self) -> bool:
         """See :attr:`is_bijective`."""
         return False

@@ -10,9 +10,11 @@ from typing import Any
 
 from pyro.infer.autoguide import (
     AutoContinuous,
+    AutoGaussian,
     AutoGuideList,
     AutoLaplaceApproximation,
     AutoNormal,
+    AutoStructured,
 )
 from torch import Tensor
 
@@ -286,8 +288,12 @@ def _is_bijective(guide: Any) -> bool:
     """Whether the density of each part of a guide is known; of Pyro's those that have one."""
     if isinstance(guide, AutoGuideList):
         return bool(len(guide)) and all(_is_bijective(part) for part in guide)
-    kinds = ("is_bijective", "is_bijective_given_context")
+    kinds = ("is_bijective", "is_bijective_given_context", "has_density")
     notes = [getattr(guide, kind) for kind in kinds if hasattr(guide, kind)]
-    explicit = isinstance(guide, (AutoContinuous, AutoNormal))
+    explicit = isinstance(guide, (AutoContinuous, AutoNormal, AutoGaussian))
+    if isinstance(guide, AutoStructured):  # a part may be a point, or whatever a function returns
+        given = guide.conditionals
+        parts = list(given.values()) if isinstance(given, dict) else [given]
+        explicit = all(kind in ("normal", "mvn") for kind in parts)
     is_point = isinstance(guide, AutoLaplaceApproximation)  # until it is a Gaussian
     return any(notes) if notes else explicit and not is_point

@@ -528,7 +528,7 @@ class ImplicitProcess(dist.TorchDistribution):
         mean, factor = self._features()
         _check_leading(weights.shape, mean.shape[:-1])
         # theory/processes.md (process-weights), Eq. 10 of Ma et al.
-        values: Tensor = mean + (factor @ torch.atleast_2d(weights).mT).squeeze(-1)
+        values: Tensor = mean + (factor @ torch.atleast_2d(weights).to(factor).mT).squeeze(-1)
         return values
 
     def weight_posterior(self, value: Tensor) -> dist.MultivariateNormal:

@@ -6,12 +6,15 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from pyro import poutine
+from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoGuideList
 from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, MixtureDensityGuide, fit
+from pyro_implicit.exceptions import SiteError
 
 NUM_ROWS = 20
 X = torch.randn(NUM_ROWS, 2, generator=torch.Generator().manual_seed(0))
@@ -37,4 +40,39 @@ def test_a_fit_of_both_has_a_result() -> None:
     result = fit(model, guide, X, Y, num_steps=3, progress=False, seed=0)
     assert len(result.history) == 3
     assert not part.is_bijective and not part.is_bijective_given_context
-    assert not LinearisedELBO().is_bound_for(guide)
+    assert LinearisedELBO().is_bound_for(guide) and "a lower bound" in str(result)
+
+
+def both(num_components: int, **options: Any) -> AutoGuideList:
+    guide = AutoGuideList(model, create_plates=rows)
+    first = poutine.block(model, hide=["z"])
+    guide.append(HyperNetworkGuide(first, init_from=None, **options))
+    part = poutine.block(model, hide=["w"])
+    guide.append(MixtureDensityGuide(part, num_components=num_components))
+    guide(X, Y)
+    return guide
+
+
+def test_its_bound_is_that_of_the_densities() -> None:
+    """Pyro's own loss, which asks each part for its density, and the evidence above both."""
+    guide = both(1)
+    pyro.set_rng_seed(0)
+    ours = LinearisedELBO(500, vectorize_particles=True, max_plate_nesting=1)
+    theirs = Trace_ELBO(500, vectorize_particles=True, max_plate_nesting=1)
+    losses = []
+    for loss in (ours, theirs):
+        pyro.set_rng_seed(1)
+        losses.append(loss.loss(model, guide, X, Y))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    x = X[:, :1]
+    covariance = x @ x.mT + (0.25 + 0.09) * torch.eye(NUM_ROWS)
+    evidence = dist.MultivariateNormal(torch.zeros(NUM_ROWS), covariance).log_prob(Y)
+    assert -losses[0] < evidence
+
+
+def test_components_that_are_chosen_are_trained_by_densities() -> None:
+    """The objective by default; where the implicit part has none, the error says what to do."""
+    result = fit(model, both(2), X, Y, num_steps=3, progress=False, seed=0)
+    assert isinstance(result.objective, Trace_ELBO)
+    with pytest.raises(SiteError, match="is not reparameterised"):
+        fit(model, both(2, scale=0.1), X, Y, num_steps=3, progress=False, seed=0)

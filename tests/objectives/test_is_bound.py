@@ -14,7 +14,13 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoLaplaceApproximation, AutoNormal
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoNormal,
+    AutoStructured,
+)
 from torch import Tensor
 
 import pyro_implicit
@@ -95,6 +101,8 @@ def test_a_guide_that_cannot_fold_makes_a_bound_of_the_evidence_bound_alone(
         ((HyperNetworkGuide, HyperNetworkGuide), True),
         ((HyperNetworkGuide, AutoNormal), True),
         ((partial(HyperNetworkGuide, hidden_dims=(3,)), AutoNormal), False),
+        ((HyperNetworkGuide, AutoStructured), True),
+        ((HyperNetworkGuide, partial(AutoStructured, conditionals="delta")), False),
         ((HyperNetworkGuide, AutoDelta), False),
         ((HyperNetworkGuide, AutoLaplaceApproximation), False),
         ((), False),

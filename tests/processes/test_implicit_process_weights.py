@@ -308,3 +308,13 @@ def test_classification(classes: int) -> None:
         logits = ImplicitProcess(scores, new, 20, seed=0).weighted(draws)  # (200, classes, 500)
     predicted = logits.softmax(1).mean(0).argmax(0)
     assert (predicted == (new @ truth).argmax(-1)).double().mean() > 0.9
+
+
+def test_weights_of_the_exact_posterior_are_taken_in_the_precision_of_the_functions() -> None:
+    x = inputs().float()
+    process = ImplicitProcess(linear, x, S, NOISE, seed=0)
+    weights = process.weight_posterior(torch.randn(50)).sample()
+    assert weights.dtype == torch.float64
+    values = process.weighted(weights)
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values, process.weighted(weights.float()))

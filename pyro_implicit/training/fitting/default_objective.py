@@ -62,9 +62,9 @@ def default_objective(
     draws of a step: :func:`default_num_particles`. Of rows in minibatches the first takes the whole
     gradient, not that along the path. Draws are vectorised if the model allows it,
     which one trial tells, else mapped by ``vmap`` (of a ``LinearisedELBO``) if it allows that, else
-    looped. A guide without an implicit site
-    is trained with Pyro's ``Trace_ELBO`` (``TraceEnum_ELBO`` where latents are marked for
-    enumeration), looped; by one draw if it is a point (``AutoDelta``),
+    looped. A guide without an implicit site, and one that draws others that are not reparameterised
+    beside implicit ones with a density, is trained with Pyro's ``Trace_ELBO`` (``TraceEnum_ELBO``
+    where latents are marked for enumeration), looped; by one draw if it is a point (``AutoDelta``),
     whose draws are all the same.
 
     :param model: the model.
@@ -77,7 +77,7 @@ def default_objective(
     nodes = _drawn_by(guide, args, kwargs)
     fns = [node["fn"] for node in nodes]
     sites = [fn for fn in fns if isinstance(fn, ImplicitDistribution)]
-    if not sites:
+    if not sites or _needs_densities(fns):
         is_point = bool(fns) and all(isinstance(_innermost(fn), dist.Delta) for fn in fns)
         draws = 1 if is_point else _PARTICLES_BY_LATENTS[1][1]
         listing: Any = (args, kwargs) if _lists_values(model, guide, args, kwargs) else None
@@ -138,6 +138,13 @@ def default_num_particles(
     if num_rows == 1:
         return found
     return max(1, min(found, _MAX_OBSERVED_OF_ALL_DRAWS // max(num_observed, 1)))
+
+
+def _needs_densities(fns: Iterable[Any]) -> bool:
+    """Whether a part has no gradient through its draws, and all implicit ones have a density."""
+    implicit = [fn for fn in fns if isinstance(fn, ImplicitDistribution)]
+    others = [fn for fn in fns if not isinstance(fn, ImplicitDistribution)]
+    return all(fn.is_bijective for fn in implicit) and not all(fn.has_rsample for fn in others)
 
 
 @torch.no_grad()

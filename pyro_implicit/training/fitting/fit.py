@@ -308,7 +308,8 @@ def _promise(run: Run) -> str:
         return "weighted, so that the guide is not after the posterior"
     if objective.is_bound_for(run.guide):
         return "a lower bound on the evidence"
-    return "no bound: it may promise more than the evidence, see entropy_report(guide)"
+    where = "(guide)" if isinstance(run.guide, ImplicitGuide) else " of its implicit parts"
+    return f"no bound: it may promise more than the evidence, see entropy_report{where}"
 
 
 def _is_weighted(objective: ImplicitELBO) -> bool:
