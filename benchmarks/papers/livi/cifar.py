@@ -67,6 +67,7 @@ SETTINGS: dict[str, Any] = {
 OF_NETWORK: dict[str, dict[str, Any]] = {
     "wideresnet-10-1": {
         "batch_size": 32,
+        "dropout": 0.01,
         "lr": 1e-3,
         "swag_lr": 3e-3,
         "mean_field_lr": 1e-3,
