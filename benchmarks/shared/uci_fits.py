@@ -10,11 +10,12 @@ from typing import Any
 
 import pyro
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import Stopwatch, stopwatch
 from benchmarks.shared.replay import cosine, flat_then_cosine, train
+from benchmarks.shared.start import begin_at
 from benchmarks.shared.uci import Model, Split, small_weights
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, posterior_draws
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
@@ -170,7 +171,7 @@ class Workbench:
                     self.model,
                     generator=ResidualGenerator,
                     init_from=init_from,
-                    init_loc_fn=init_to_value(values=mode),
+                    init_loc_fn=begin_at(mode),
                 ).setup(*self.split.data)
             total = Stopwatch(
                 before.seconds + watch.seconds, before.cpu_seconds + watch.cpu_seconds
@@ -179,7 +180,7 @@ class Workbench:
         return self._whitened[init_from]
 
     def _guide(self, method: str, settings: Settings) -> Any:
-        start = init_to_value(values=self.mode()[0])
+        start = begin_at(self.mode()[0])
         if method == "mean-field":
             return AutoNormal(self.model, init_loc_fn=start, init_scale=settings.init_scale)
         if method.startswith("recipe"):

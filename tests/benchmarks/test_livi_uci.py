@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
 
 from benchmarks.papers.livi import livi_uci
-from benchmarks.papers.livi._uci_fits import METHODS, candidates, choice
+from benchmarks.papers.livi._uci_fits import METHODS, SETTINGS, Fits, candidates, choice
 from benchmarks.shared.replay import _shown, cosine, train
 from benchmarks.shared.uci import Split, build_model
 from benchmarks.shared.uci_controls import _path, dropout_draws, path_draws
@@ -67,6 +67,18 @@ def test_the_control_has_the_settings_of_the_linearised_bound() -> None:
 def _split() -> Split:
     x, y = torch.randn(60, 2), torch.randn(60)
     return Split(x, y, x[:5], y[:5], 1.0)
+
+
+@pytest.mark.parametrize("method", ["mean-field", "linearised"])
+def test_no_guide_moves_where_the_next_one_begins(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mode_steps", "num_steps"):
+        monkeypatch.setitem(SETTINGS, name, 3)
+    fits = Fits(build_model(2, 60), _split(), 0, quiet=True)
+    first = {name: values.clone() for name, values in fits._first().items()}
+    fits.scores(method, Settings(3, 0.1, 0.02, 0.01 if method == "linearised" else None))
+    assert all(torch.equal(values, first[name]) for name, values in fits._first().items())
 
 
 def test_dropout_goes_on_after_training() -> None:

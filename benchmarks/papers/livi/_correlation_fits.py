@@ -11,11 +11,12 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import fixed_seed
 from benchmarks.shared.replay import cosine, train
+from benchmarks.shared.start import begin_at
 from pyro_implicit import (
     HyperNetworkGuide,
     LinearisedELBO,
@@ -138,7 +139,7 @@ def _trained(
     method: str, start: Draws, rows: tuple[Tensor, Tensor], num_steps: int, rate: float, quiet: bool
 ) -> tuple[Any, float]:
     make, objective = GUIDES[method]
-    guide = make(init_loc_fn=init_to_value(values=start), init_scale=SETTINGS["init_scale"])
+    guide = make(init_loc_fn=begin_at(start), init_scale=SETTINGS["init_scale"])
     options = {"vectorize_particles": True, "max_plate_nesting": 1}
     bound = train(
         model,

@@ -11,9 +11,9 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
-from pyro.infer.autoguide.initialization import init_to_value
 from torch import Tensor, nn
 
+from benchmarks.shared.start import begin_at
 from pyro_implicit import (
     AdversarialELBO,
     BayesianModule,
@@ -130,7 +130,7 @@ def fit(
 ) -> tuple[Tensor, Any]:
     """Draws of the network's output at ``x``, shape ``(num_draws, N)``, and the objective."""
     pyro.clear_param_store()
-    at = {"init_loc_fn": init_to_value(values=start)}
+    at = {"init_loc_fn": begin_at(start)}
     if method in _GAUSSIANS:
         guide: Any = _GAUSSIANS[method](model, init_scale=0.05, **at)
     else:

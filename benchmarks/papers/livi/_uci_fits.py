@@ -10,12 +10,13 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import stopwatch
 from benchmarks.shared.images import NoEntropy
 from benchmarks.shared.replay import cosine, train
+from benchmarks.shared.start import begin_at
 from benchmarks.shared.uci import Model, Split, score, small_weights
 from benchmarks.shared.uci_controls import CONTROLS, dropout_draws, path_draws
 from benchmarks.shared.uci_fits import Settings
@@ -187,7 +188,7 @@ class Fits:
             name: values[0] for name, values in self._modes(SETTINGS["num_members"])[0].items()
         }
         self._fresh()
-        at = init_to_value(values=start)
+        at = begin_at(start)
         options: dict[str, Any] = {"vectorize_particles": True, "max_plate_nesting": 1}
         if method == "mean-field":
             guide: Any = AutoNormal(self.model, init_loc_fn=at, init_scale=settings.init_scale)
