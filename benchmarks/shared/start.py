@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pyro.infer.autoguide import init_to_value
@@ -11,7 +10,7 @@ from torch import Tensor
 __all__ = ["begin_at"]
 
 
-def begin_at(values: dict[str, Tensor]) -> Callable[..., Any]:
+def begin_at(values: dict[str, Tensor]) -> Any:
     """
     Pyro's ``init_to_value`` with copies: an ``AutoNormal`` makes its parameters of the tensors that
     it is given, and its training would move where the next guide begins.
