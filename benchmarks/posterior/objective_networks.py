@@ -8,7 +8,6 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.infer.autoguide import init_to_value
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -16,6 +15,7 @@ from benchmarks.common import fixed_seed, format_table, mean_and_error, parse, p
 from benchmarks.posterior._objectives_fits import AT_EQUAL_TIME, train
 from benchmarks.posterior._objectives_targets import Target
 from benchmarks.records import write_record
+from benchmarks.shared.start import begin_at
 from benchmarks.shared.uci import Model, Split, build_model, load_split, score
 from benchmarks.shared.uci_fits import Workbench
 from pyro_implicit import posterior_draws
@@ -64,7 +64,7 @@ class Network(Target):
 
     def start(self, site: dict[str, object]) -> Tensor:
         """The mode."""
-        return init_to_value(site, values=self._mode)
+        return begin_at(self._mode)(site)
 
     def log_density(self, x: Tensor) -> Tensor:
         """

@@ -176,7 +176,7 @@ class Labels:
                     f"coords names {name!r}, which is no dimension of the result; expected some of "
                     f"{sorted(self.sizes)}, or dims={{variable: [{name!r}]}} as well"
                 )
-            if np.ndim(labels) != 1:  # a number, a text, a set, an iterator; a matrix
+            if not _is_list(labels):
                 raise ArgumentError(
                     f"coords[{name!r}]={shown(labels)}; expected a sequence with a label for each "
                     "entry."
@@ -186,3 +186,11 @@ class Labels:
                     f"coords[{name!r}] has {len(labels)} labels; expected {self.sizes[name]}"
                 )
             self.coords[name] = np.asarray(labels)
+
+
+def _is_list(labels: Any) -> bool:
+    """Whether labels are in one row: no number, text, set, iterator or matrix."""
+    try:
+        return np.ndim(labels) == 1
+    except ValueError:  # lists of unequal lengths
+        return False

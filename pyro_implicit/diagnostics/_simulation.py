@@ -19,6 +19,7 @@ from pyro_implicit.diagnostics._unconstrained import constrained_draws
 from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, SiteError
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.conditional_base import ConditionalGuide
+from pyro_implicit.guides.unbuilt import is_unbuilt
 from pyro_implicit.handlers.pointwise import (
     is_auxiliary,
     is_delta,
@@ -179,7 +180,7 @@ def may_look_at_arguments(guide: Any) -> bool:
     if isinstance(guide, ImplicitGuide):
         return isinstance(guide, ConditionalGuide)
     if isinstance(guide, AutoGuide) and not isinstance(guide, AutoCallable):
-        return False
+        return is_unbuilt(guide)
     return callable(guide) and not callable(getattr(guide, "sample", None))
 
 

@@ -19,13 +19,12 @@ import numpy as np
 from torch import Tensor
 
 from pyro_implicit._checks import check_count, check_seed, check_tensor, check_tensors, shown
+from pyro_implicit.diagnostics._significance import SIGNIFICANCE_LEVEL
 from pyro_implicit.exceptions import ArgumentError, MissingExtraError, ShapeError, SiteError
 
 __all__ = ["C2ST", "c2st"]
 
 Draws = Mapping[str, Tensor] | Tensor
-
-_SIGNIFICANCE_LEVEL = 0.05
 
 _EXPECTED_SITES, _EXPECTED_ROWS = "draws by site, {name: (n, *shape)}", "a tensor of draws, (n, m)"
 
@@ -53,7 +52,7 @@ class C2ST:
 
     def __str__(self) -> str:
         verdict = "nothing found between the two"
-        if self.p_value < _SIGNIFICANCE_LEVEL:
+        if self.p_value < SIGNIFICANCE_LEVEL:
             verdict = "the two are not draws of one distribution; compare accuracies, best is 0.5"
         return (
             f"classifier accuracy {self.accuracy:.3g} on {self.num_samples} draws of each, p-value "

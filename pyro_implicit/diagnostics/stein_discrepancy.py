@@ -22,6 +22,7 @@ from pyro_implicit._inference_mode import refuse_inference_mode
 from pyro_implicit._misspelt import check_misspelt
 from pyro_implicit._seeded import seeded
 from pyro_implicit._warn import warn
+from pyro_implicit.diagnostics._significance import SIGNIFICANCE_LEVEL
 from pyro_implicit.diagnostics._unconstrained import constrained_draws, unconstrained_draws
 from pyro_implicit.guides.argument_order import check_order
 from pyro_implicit.guides.diverged import refuse_diverged
@@ -38,8 +39,6 @@ from pyro_implicit.ops.logdet import upcast
 from pyro_implicit.ops.stein import bootstrap_null, stein_matrix, stein_u_statistic
 
 __all__ = ["SteinDiscrepancy", "stein_discrepancy"]
-
-_SIGNIFICANCE_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class SteinDiscrepancy:
 
     def __str__(self) -> str:
         verdict = "nothing found against the guide"
-        if self.p_value < _SIGNIFICANCE_LEVEL:
+        if self.p_value < SIGNIFICANCE_LEVEL:
             verdict = "the draws are not the posterior's; compare sizes from guide to guide"
         return (
             f"squared Stein discrepancy {self.squared:.3g} of {self.num_samples} draws, p-value "

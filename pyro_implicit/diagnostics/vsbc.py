@@ -37,6 +37,7 @@ from pyro_implicit._progress import progress_bar
 from pyro_implicit._warn import warn
 from pyro_implicit.diagnostics._data_places import find_places
 from pyro_implicit.diagnostics._own_data import warning_of_own_data
+from pyro_implicit.diagnostics._significance import SIGNIFICANCE_LEVEL
 from pyro_implicit.diagnostics._simulation import (
     Quantity,
     Simulation,
@@ -57,7 +58,6 @@ from pyro_implicit.handlers.rows.row_slices import number_of_rows
 __all__ = ["Calibration", "vsbc"]
 
 _EXPECTED_FIT = "a function from the data, {site: value}, to a guide or draws"
-_SIGNIFICANCE_LEVEL = 0.05
 _SPREAD_OF_SQUARES = 0.8**0.5  # deviation of a uniform variable's square, in units of its mean
 
 
@@ -116,22 +116,21 @@ class Calibration:
         return min(1.0, float(together.min()) * len(together))
 
     def __str__(self) -> str:
-        verdict = "nothing found against the fits"
-        if self.p_value < _SIGNIFICANCE_LEVEL:
+        verdict, p_value = "nothing found against the fits", self.p_value
+        if p_value < SIGNIFICANCE_LEVEL:
             uniform, middle = self.uniformity(), self.asymmetry()
             lowest = {name: _lowest(uniform[name], middle[name]) for name in self.ranks}
-            name = min(lowest, key=lambda key: lowest[key][0])
-            verdict = f"the fits are not the posterior; most of all {name!r} is {self._shape(name)}"
+            name, (_, entry) = min(lowest.items(), key=lambda one: one[1])
+            shape = self._shape(self.ranks[name].reshape(self.num_simulations, -1)[:, entry])
+            verdict = f"the fits are not the posterior; most of all {name!r} is {shape}"
         return (
             f"ranks of {len(self.ranks)} quantities in {self.num_simulations} simulations, among "
-            f"{self.num_samples} draws each; smallest p-value (Bonferroni) {self.p_value:.2g}: "
-            f"{verdict}"
+            f"{self.num_samples} draws each; smallest p-value (Bonferroni) {p_value:.2g}: {verdict}"
         )
 
-    def _shape(self, name: str) -> str:
-        """What the ranks of the entry with the smallest p-value look like."""
-        entry = _lowest(self.uniformity()[name], self.asymmetry()[name])[1]
-        ranks = self.ranks[name].reshape(self.num_simulations, -1)[:, entry].double()
+    def _shape(self, ranks: Tensor) -> str:
+        """What the ranks of one entry, ``(num_simulations,)``, say of the fits."""
+        ranks = ranks.double()
         variance = ((self.num_samples + 1) ** 2 - 1) / 12.0  # of uniform ones
         shift = (float(ranks.mean()) - self.num_samples / 2) / variance**0.5
         excess = (float(ranks.var()) / variance - 1) / _SPREAD_OF_SQUARES

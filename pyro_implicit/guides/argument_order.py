@@ -9,7 +9,17 @@ from pyro.infer.autoguide import AutoGuide
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 
-__all__ = ["check_order"]
+__all__ = ["check_order", "is_guide"]
+
+
+def is_guide(value: Any) -> bool:
+    """
+    Whether something is known to be a guide, and can be no model.
+
+    :param value: what was given as one.
+    :returns: whether it is an autoguide, chains or an ensemble.
+    """
+    return isinstance(value, (AutoGuide, DrawQuantiles))
 
 
 def check_order(model: Any, call: str, guide: Any = None) -> None:
@@ -22,7 +32,7 @@ def check_order(model: Any, call: str, guide: Any = None) -> None:
     :raises ArgumentError: if the model is a guide (an autoguide, chains or an ensemble), and if the
         guide, or a member of an ensemble, is the model itself.
     """
-    if isinstance(model, (AutoGuide, DrawQuantiles)):
+    if is_guide(model):
         raise ArgumentError(
             f"the model is a guide, {type(model).__name__}: model and guide are swapped. Write "
             f"{call}, the model first."

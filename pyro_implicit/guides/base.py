@@ -28,6 +28,7 @@ from pyro_implicit.distributions.implicit_sites import draw_site
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.argument_dims import shapes_of_arguments
+from pyro_implicit.guides.argument_order import is_guide
 from pyro_implicit.guides.diverged import refuse_spoilt_draws
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.first_call import FirstCall
@@ -139,7 +140,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         self._check_hooks()
         check_class_options(type(self), unknown)
         check_model(model)
-        if isinstance(model, AutoGuide):
+        if is_guide(model):
             raise ArgumentError(
                 f"{type(self).__name__}(model) needs a Pyro model; found a guide, "
                 f"{type(model).__name__}: hand over the model that it is of."

@@ -212,17 +212,18 @@ class ImplicitELBO(ParticleObjective):
         """
         Whether the value is, in expectation, a lower bound on the evidence for this guide.
 
-        It is if :attr:`is_bound` is, or because the guide's generators are certain not to fold.
+        It is if :attr:`is_bound` is, or because the guide's density is known: its generators are
+        certain not to fold, or it has none.
 
-        :param guide: the guide, built; one of this package tells by ``is_bijective``, or by
-            ``is_bijective_given_context`` if each row has a distribution of its own; of an
-            ``AutoGuideList`` all parts must be.
+        :param guide: the guide, built; one of this package tells by ``is_bijective``, by
+            ``is_bijective_given_context`` if each row has a distribution of its own, or by
+            ``has_density``; of an ``AutoGuideList`` all parts must.
         :returns: whether it is such a bound.
         :raises ArgumentError: if it cannot be called.
         """
         check_guide(guide)
-        bijective = self.bounds_bijective and _is_bijective(guide)
-        return self.is_bound or (bijective and self._has_whole_terms)
+        is_known = self.bounds_bijective and _has_known_density(guide)
+        return self.is_bound or (is_known and self._has_whole_terms)
 
     @property
     def _has_whole_terms(self) -> bool:
@@ -284,10 +285,10 @@ def _times(weight: float, term: Tensor) -> Tensor:
     return term if weight == 1 else weight * term
 
 
-def _is_bijective(guide: Any) -> bool:
+def _has_known_density(guide: Any) -> bool:
     """Whether the density of each part of a guide is known; of Pyro's those that have one."""
     if isinstance(guide, AutoGuideList):
-        return bool(len(guide)) and all(_is_bijective(part) for part in guide)
+        return bool(len(guide)) and all(_has_known_density(part) for part in guide)
     kinds = ("is_bijective", "is_bijective_given_context", "has_density")
     notes = [getattr(guide, kind) for kind in kinds if hasattr(guide, kind)]
     explicit = isinstance(guide, (AutoContinuous, AutoNormal, AutoGaussian))

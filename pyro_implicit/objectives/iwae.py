@@ -55,9 +55,9 @@ class IWAE(ParticleObjective):
     **A tighter bound is not a better guide.** More draws make the gradient of the guide noisier,
     and a draw of weight 0 has none: a part of the guide may go astray at the price of its share of
     the draws (on a banana some ended far outside, at a bound within 0.2 nats of the evidence, and
-    on a Gaussian the deviations of all draws were 60 times too large at one within 0.1). Use it to
-    learn a model, or to tell the evidence after a fit with another objective; for the
-    posterior begin with :class:`~pyro_implicit.LinearisedELBO`.
+    on a Gaussian of two latents the deviations of all draws were 60 times too large and more at
+    bounds within 0.25). Use it to learn a model, or to tell the evidence after a fit with another
+    objective; for the posterior begin with :class:`~pyro_implicit.LinearisedELBO`.
 
     Example::
 

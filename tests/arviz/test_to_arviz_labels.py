@@ -252,7 +252,16 @@ def test_a_guide_of_another_model_is_refused(groups):
 
 
 @pytest.mark.parametrize(
-    "labels", [3, None, "abcdef", set(range(6)), iter(range(6)), torch.zeros(6, 2).numpy()]
+    "labels",
+    [
+        3,
+        None,
+        "abcdef",
+        set(range(6)),
+        iter(range(6)),
+        torch.zeros(6, 2).numpy(),
+        [[0], [1, 2], [], [], [], []],
+    ],
 )
 def test_labels_that_are_no_sequence_are_refused(labels):
     with pytest.raises(ArgumentError, match=r"(?s)coords\['data'\]=.*a label for each entry"):

@@ -417,3 +417,19 @@ def test_what_is_no_data_cannot_be_observed(name):
 
     with pytest.raises(SiteError, match=f"observed names .'{name}'.; the model has .'mean', 'y'."):
         vsbc(with_others, lambda data: {}, observed=[name], num_simulations=10, progress=False)
+
+
+def test_a_guide_that_makes_itself_of_its_arguments_may_look_at_data_that_are_lost():
+    """One that was called before holds what it learned, and does not look at them."""
+
+    def of_logs(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 4):
+            pyro.sample("logs", dist.Normal(mean, 1.0), obs=y.log())
+
+    few = {"num_simulations": 10, "num_samples": 19, "progress": False}
+    built = AutoNormal(of_logs)
+    built(torch.ones(4))
+    with pytest.raises(SiteError, match="computed inside the model"):
+        vsbc(of_logs, lambda data: AutoNormal(of_logs), torch.ones(4), **few)
+    assert set(vsbc(of_logs, lambda data: built, torch.ones(4), **few).ranks) == {"mean"}

@@ -70,8 +70,9 @@ def test_the_model_in_the_place_of_the_guide():
             call()
 
 
-@pytest.mark.parametrize("make", [AutoNormal, HyperNetworkGuide])
-def test_a_guide_of_a_guide_is_refused(make):
-    other = make(model)
-    with pytest.raises(ArgumentError, match=f"needs a Pyro model; found a guide, {make.__name__}"):
+@pytest.mark.parametrize("kind", ["AutoNormal", "HyperNetworkGuide", "EnsembleGuide"])
+def test_a_guide_of_a_guide_is_refused(kind):
+    others = [AutoNormal(model), HyperNetworkGuide(model), EnsembleGuide([AutoNormal(model)])]
+    (other,) = [one for one in others if type(one).__name__ == kind]
+    with pytest.raises(ArgumentError, match=f"needs a Pyro model; found a guide, {kind}"):
         HyperNetworkGuide(other)

@@ -71,7 +71,7 @@ def test_its_bound_is_that_of_the_densities() -> None:
 
 
 def test_components_that_are_chosen_are_trained_by_densities() -> None:
-    """The objective by default; where the implicit part has none, the error says what to do."""
+    """The objective by default; where the implicit part has none, nothing can train both."""
     result = fit(model, both(2), X, Y, num_steps=3, progress=False, seed=0)
     assert isinstance(result.objective, Trace_ELBO)
     with pytest.raises(SiteError, match="is not reparameterised"):

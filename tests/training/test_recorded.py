@@ -141,12 +141,6 @@ def test_the_bits_are_those_of_the_program(
     assert recorded.is_recorded and recorded.reason == ""
 
 
-@pytest.fixture
-def slow_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the clock says, recorded steps are faster."""
-    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
-
-
 def lazy(every: int) -> LanczosELBO:
     options: dict[str, Any] = {"max_plate_nesting": 1, "watch_folds": 0, "num_steps": 2}
     return LanczosELBO(2, vectorize_particles=True, entropy_every=every, **options)

@@ -31,12 +31,6 @@ STEPS = 20
 PLAIN = torch.tensor(0.1)
 
 
-@pytest.fixture
-def slow_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the clock says, recorded steps are faster."""
-    monkeypatch.setattr("pyro_implicit.training.recorded._MAX_RELATIVE_STEP_TIME", 1e9)
-
-
 def observed(x: Tensor, mean: Tensor, scale: Tensor | float = 0.5) -> None:
     latent = pyro.sample("latent", dist.Normal(0.0, 1.0))
     trained = pyro.param("always trained", torch.tensor(0.0))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pyro_implicit.ops.graphs.graph_passes import drop_unused, is_functional
 from pyro_implicit.ops.graphs.quick_calls import _QUICK_BY_OVERLOAD
 from pyro_implicit.ops.graphs.recording import lighten, record, trace_operations
 
@@ -171,3 +172,41 @@ def test_quick_calls_have_the_arguments_of_the_schema(overload: object) -> None:
     """Every short name that the table has is there, and stands for the operation of its name."""
     name = overload.overloadpacket.__name__  # type: ignore[attr-defined]
     assert _QUICK_BY_OVERLOAD[overload].__name__ == name
+
+
+@pytest.mark.long
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**9), draws=st.booleans(), kept=st.integers(0, 3))
+def test_what_is_dropped_changes_no_result_that_is_kept(seed: int, draws: bool, kept: int) -> None:
+    """Of results that are made of no draw: then there is none left."""
+    function = program(seed, torch.ones(ROWS, COLUMNS), draws)
+    x = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(seed))
+    graph = trace_operations(function, x)
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    output.args = ((output.args[0][kept],),)
+    drop_unused(graph)
+    graph.recompile()
+    if is_functional(graph, draws=False):
+        assert same_bits(graph(x), (function(x)[kept],))
+    else:
+        assert draws
+
+
+def test_draws_and_writes_that_nobody_reads_are_dropped() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        torch.randperm(3)
+        kept, read, unread = x.clone(), x.clone(), x.clone()
+        view = kept[0]
+        view.add_(1.0)  # through a view: it stays
+        read.mul_(2.0)
+        total = unread.sum()  # before it is written into
+        unread.zero_()
+        return kept, read, total
+
+    x = torch.ones(2, 3)
+    graph = trace_operations(function, x)
+    drop_unused(graph)
+    graph.recompile()
+    targets = {str(node.target) for node in graph.graph.nodes}
+    assert not any("randperm" in one or "zero_" in one for one in targets)
+    assert same_bits(graph(x), function(x))
