@@ -41,3 +41,10 @@ def test_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         target.log_density(x)
     with pytest.raises(NotImplementedError, match="by its predictions"):
         target.exact(3)
+
+
+def test_no_guide_moves_where_the_next_one_begins() -> None:
+    x, y = torch.randn(6, 2), torch.randn(6)
+    target = Network("yacht", build_model(2, 6), Split(x, y, x, y, 1.0), {"w": torch.zeros(2)})
+    target.start({"name": "w", "fn": None}).add_(1.0)
+    assert torch.equal(target.start({"name": "w", "fn": None}), torch.zeros(2))
