@@ -60,7 +60,7 @@ _NUM_TRIAL_STEPS = 3  # in which the graph must give the bits of the program's s
 _MAX_UNCHECKED_STEPS = 20  # whose arguments were new, and only the program can check them
 _REASON_OF_CHECKS = (
     "the checks of each new batch by Pyro's validation cannot be recorded, as where they look at "
-    "random numbers; after pyro.enable_validation(False) there are none"
+    "random numbers, or write into tensors; after pyro.enable_validation(False) there are none"
 )
 _STEPS_BETWEEN_AUDITS = 100  # from one comparison with the program itself to the next
 _MAX_GRAPHS = 4  # one for each kind of arguments, such as a last batch that is shorter

@@ -74,5 +74,6 @@ def test_components_that_are_chosen_are_trained_by_densities() -> None:
     """The objective by default; where the implicit part has none, nothing can train both."""
     result = fit(model, both(2), X, Y, num_steps=3, progress=False, seed=0)
     assert isinstance(result.objective, Trace_ELBO)
+    assert any("trained by the scores of their draws" in text for text in result.warnings)
     with pytest.raises(SiteError, match="is not reparameterised"):
         fit(model, both(2, scale=0.1), X, Y, num_steps=3, progress=False, seed=0)

@@ -84,7 +84,7 @@ def default_objective(
         if listing is None:
             listing = next((call for call in others if _lists_values(model, guide, *call)), None)
         if listing is None:
-            return Trace_ELBO(num_particles=draws), []
+            return Trace_ELBO(num_particles=draws), _hints_on_scores(nodes)
         nesting = max(nesting_of(one, *listing) for one in (model, guide))
         return TraceEnum_ELBO(num_particles=draws, max_plate_nesting=nesting), []
     num_latents = sum(fn.generator.output_dim for fn in sites)
@@ -145,6 +145,23 @@ def _needs_densities(fns: Iterable[Any]) -> bool:
     implicit = [fn for fn in fns if isinstance(fn, ImplicitDistribution)]
     others = [fn for fn in fns if not isinstance(fn, ImplicitDistribution)]
     return all(fn.is_bijective for fn in implicit) and not all(fn.has_rsample for fn in others)
+
+
+def _hints_on_scores(nodes: Iterable[Any]) -> list[str]:
+    """Tells of continuous latents whose gradients go by the scores of their draws."""
+    scored = [
+        node["name"]
+        for node in nodes
+        if not (node["fn"].has_rsample or getattr(node["fn"].support, "is_discrete", False))
+    ]
+    if not scored:
+        return []
+    return [
+        f"guide sites {scored} are trained by the scores of their draws, which are so noisy that "
+        "the fit may end far from the posterior. A MixtureDensityGuide of one component has "
+        "gradients through its draws (num_components=1); for several, of latents of rows alone, "
+        "write objective=PosteriorPredictiveLoss(10)."
+    ]
 
 
 @torch.no_grad()
