@@ -34,7 +34,7 @@ class MixtureDensityGuide(ConditionalGuide):
     :class:`~pyro_implicit.PosteriorPredictiveLoss` trains it. It has a density, so that
     ``Trace_ELBO`` does, too, with one component: its draws are reparameterised, and
     :class:`~pyro_implicit.AlphaEnergy` serves as well. **With more, ``Trace_ELBO`` goes by the
-    scores of the draws, and hardly gets anywhere** (on three conjugate rows and their mean it was 3
+    scores of the draws, and hardly gets anywhere** (on three conjugate rows and their mean it was 2
     to 6 nats off after 600 to 2500 steps, where one component is at its best after 600). In the
     predictive loss gradients of the weights go by the score of the component: within the logarithm
     of a mean over draws they are those of many draws, and of few too small by a share of the order
