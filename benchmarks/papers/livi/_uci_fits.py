@@ -10,7 +10,7 @@ from typing import Any
 import pyro
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from benchmarks.common import stopwatch
@@ -24,7 +24,7 @@ from benchmarks.shared.uci_peers import gaussian_scores, laplace
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, SingularValueELBO, posterior_draws
 from pyro_implicit.generators import MLPGenerator
 
-__all__ = ["ENSEMBLES", "LAPLACE", "METHODS", "SETTINGS", "Fits", "candidates", "choice"]
+__all__ = ["ENSEMBLES", "GUIDES", "LAPLACE", "METHODS", "SETTINGS", "Fits", "candidates", "choice"]
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 500,
@@ -55,12 +55,15 @@ _OBJECTIVES: dict[str, Callable[..., Any]] = {
     "singular value": SingularValueELBO,
 }
 _CONTROLS = ("MC dropout", "SWAG")
-METHODS = ("map", *ENSEMBLES, *LAPLACE, *_CONTROLS, "mean-field", *_OBJECTIVES)
-_GUIDES = ("mean-field", *_OBJECTIVES)
+#: Pyro's own
+_GAUSSIANS = {"mean-field": AutoNormal, "full Gaussian": AutoMultivariateNormal}
+GUIDES = (*_GAUSSIANS, *_OBJECTIVES)
+METHODS = ("map", *ENSEMBLES, *LAPLACE, *_CONTROLS, *GUIDES)
 Draws = dict[str, Tensor]
 
 #: what ``--choose`` tries: rates, and with the generator its output noise
 _RATES = (5e-3, 1e-2)
+_MORE_RATES = {"full Gaussian": (2e-3, 1e-3)}
 _GENERATOR = ((3e-3, 0.01), (1e-3, 0.01), (3e-3, 0.05))
 _DROPOUT = (0.01, 0.05, 0.2)
 _PATH_RATES = (1e-3, 1e-2, 1e-4)
@@ -68,6 +71,9 @@ _PATH_RATES = (1e-3, 1e-2, 1e-4)
 _CHOSEN: dict[tuple[str, str], tuple[float, float | None]] = {
     ("SWAG", "boston"): (1e-2, None),
     ("SWAG", "energy"): (1e-4, None),
+    ("full Gaussian", "boston"): (2e-3, None),
+    ("full Gaussian", "energy"): (1e-3, None),
+    ("full Gaussian", "naval"): (1e-3, None),
     **{("mean-field", name): (1e-2, None) for name in ("concrete", "energy", "kin8nm", "naval")},
     **{
         (method, name): (1e-3, 0.01)
@@ -80,8 +86,9 @@ _CHOSEN: dict[tuple[str, str], tuple[float, float | None]] = {
 def candidates(method: str) -> list[Settings]:
     """Settings to choose from; the one there is for what has no choice."""
     steps = SETTINGS["num_steps"]
-    if method == "mean-field":
-        return [Settings(steps, rate, SETTINGS["init_scale"]) for rate in _RATES]
+    if method in _GAUSSIANS:
+        rates = (*_RATES, *_MORE_RATES.get(method, ()))
+        return [Settings(steps, rate, SETTINGS["init_scale"]) for rate in rates]
     if method in _OBJECTIVES:
         return [Settings(steps, rate, SETTINGS["init_scale"], scale) for rate, scale in _GENERATOR]
     if method == "SWAG":
@@ -133,7 +140,7 @@ class Fits:
         with stopwatch() as watch:
             if method in LAPLACE:
                 found = self._laplace(*LAPLACE[method])
-            elif method in _GUIDES:
+            elif method in GUIDES:
                 draws = self._guide(method, settings)
             elif method in _CONTROLS:
                 draws = self._control(method, settings)
@@ -190,8 +197,9 @@ class Fits:
         self._fresh()
         at = begin_at(start)
         options: dict[str, Any] = {"vectorize_particles": True, "max_plate_nesting": 1}
-        if method == "mean-field":
-            guide: Any = AutoNormal(self.model, init_loc_fn=at, init_scale=settings.init_scale)
+        if method in _GAUSSIANS:
+            kind: Any = _GAUSSIANS[method]
+            guide: Any = kind(self.model, init_loc_fn=at, init_scale=settings.init_scale)
             objective: Any = Trace_ELBO(SETTINGS["num_particles"], **options)
         else:
             kind = partial(_perceptron, init_scale=settings.init_scale)

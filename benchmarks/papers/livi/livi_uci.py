@@ -12,6 +12,7 @@ MC dropout      a mode of a network that leaves hidden units out, which it goes 
                 own
 SWAG            a Gaussian by the path of SGD on 50 rows from the first mode: 1000 steps, 40 places
 mean-field      AutoNormal, Trace_ELBO
+full Gaussian   AutoMultivariateNormal, Trace_ELBO
 no entropy      HyperNetworkGuide whose generator is a perceptron (50 noises, 50 tanh units), with
                 likelihood and prior alone
 linearised      the same generator by the paper's L' (Eq. 15), all singular values
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyro
@@ -34,7 +35,15 @@ import torch
 from tqdm.auto import tqdm
 
 from benchmarks.common import format_table, mean_and_error, parse, parser
-from benchmarks.papers.livi._uci_fits import LAPLACE, METHODS, SETTINGS, Fits, candidates, choice
+from benchmarks.papers.livi._uci_fits import (
+    GUIDES,
+    LAPLACE,
+    METHODS,
+    SETTINGS,
+    Fits,
+    candidates,
+    choice,
+)
 from benchmarks.records import read_record, write_record
 from benchmarks.shared.paired import ahead, pairs
 from benchmarks.shared.uci import build_model, load_split
@@ -77,6 +86,8 @@ def _rows(arguments: Namespace) -> Iterator[Row]:
         for method in arguments.methods:
             chosen = [choice(method, name)]
             for settings in candidates(method) if arguments.choose else chosen:
+                if method in GUIDES:
+                    settings = replace(settings, num_steps=arguments.times * settings.num_steps)
                 yield {
                     "set": name,
                     "split": index,
@@ -177,6 +188,7 @@ def _options() -> ArgumentParser:
     options.add_argument(
         "--choose", action="store_true", help="try the candidates on validation rows instead"
     )
+    options.add_argument("--times", type=int, default=1, help="as many steps of each guide")
     options.add_argument("--double", action="store_true", help="Laplace in double precision")
     return options
 
