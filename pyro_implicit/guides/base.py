@@ -29,6 +29,7 @@ from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.generators.preconditioner import Preconditioner
 from pyro_implicit.guides.argument_dims import shapes_of_arguments
 from pyro_implicit.guides.argument_order import is_guide
+from pyro_implicit.guides.created_plates import created_plates
 from pyro_implicit.guides.diverged import refuse_spoilt_draws
 from pyro_implicit.guides.draw_quantiles import DrawQuantiles
 from pyro_implicit.guides.first_call import FirstCall
@@ -463,7 +464,7 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         known = self.__dict__.setdefault("_plates_of_data", {})
         by_numbers = TakesDataByNumbers(model_of(self), args, kwargs, known)
         with RowsOfABatch(named, sizes, by_numbers):
-            return dict(self._create_plates(*args, **kwargs))  # type: ignore[no-untyped-call]
+            return created_plates(self, args, kwargs)
 
     def _sample_flat(
         self, name: str, sampler: Sampler, sites: list[LatentSite], /, *args: Any, **kwargs: Any

@@ -31,6 +31,7 @@ from pyro_implicit.exceptions import (
 )
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.context import check_context, read_context
+from pyro_implicit.guides.created_plates import created_plates
 from pyro_implicit.guides.diverged import refuse_spoilt_draws
 from pyro_implicit.guides.initialization.initial import init_to_fan_in
 from pyro_implicit.guides.latent_site import LatentSite, PlateFrame
@@ -253,7 +254,7 @@ class ConditionalGuide(ImplicitGuide):
         them: the model has its own.
         """
         frame, rows = self.row_frame, len(context)
-        own = self._own_plates(args, kwargs) if self.create_plates or self.master else {}
+        own = created_plates(self, args, kwargs) if self.create_plates or self.master else {}
         plate = own.get(frame.name)
         if plate is None:
             chooses = self._model_chooses and frame.size < frame.full_size == rows
@@ -278,10 +279,7 @@ class ConditionalGuide(ImplicitGuide):
         return plate, context[plate._indices]
 
     def _shared_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return self._own_plates(args, kwargs)  # rows are known by their context
-
-    def _own_plates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return dict(self._create_plates(*args, **kwargs))  # type: ignore[no-untyped-call]
+        return created_plates(self, args, kwargs)  # rows are known by their context
 
     def _aligned(self, context: Tensor) -> Tensor:
         """The context with its rows at the place of their plate."""
