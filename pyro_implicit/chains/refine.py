@@ -130,13 +130,13 @@ def refine(
     :raises StateError: within ``torch.inference_mode()``.
     :raises ShapeError: for starts of another shape than the latents', observations of another shape
         than their distributions, and for no rows.
-    :warns UserWarning: if nothing is observed, the model does not vectorise, or the step size does
-        not suit the posterior: the warm-up was too short; if the chains have not mixed by the
-        r-hat of their latents (from 1.1 on; from 1.5 of fewer than 50 draws of each or 400 in all,
-        and not of fewer than 10; up to 1000 latents, weights of layers left out: of these ask
-        ``chains.predictive_r_hat``, as of more), or if ``"mclmc"`` is biased by its step size, as
-        the gradients at the draws of such latents show; if parameters of the model were lost that
-        the guide was fitted with; if no observation has a gradient for the latents.
+    :warns UserWarning: if data were given and none are observed, the model does not vectorise, or
+        the step size does not suit the posterior: the warm-up was too short; if the chains have not
+        mixed by the r-hat of their latents (from 1.1 on; from 1.5 of fewer than 50 draws of each or
+        400 in all, and not of fewer than 10; up to 1000 latents, weights of layers left out: of
+        these ask ``chains.predictive_r_hat``, as of more), or if ``"mclmc"`` is biased by its step
+        size, as the gradients at the draws of such latents show; if parameters of the model were
+        lost that the guide was fitted with; if no observation has a gradient for the latents.
 
     Example::
 

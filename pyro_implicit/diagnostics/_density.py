@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import torch
+from pyro.infer.autoguide import AutoGuideList
 from torch import Tensor
 
 from pyro_implicit.exceptions import DensityError, GuideError
@@ -62,6 +63,12 @@ def check_implicit_guide(guide: Any, asked: str) -> ImplicitGuide:
             f"{asked} needs a guide with a density, and {type(guide).__name__} is made of several, "
             "of which a call draws from one. Ask each of them: "
             f"[{asked}(one, ...) for one in guide.guides]."
+        )
+    if isinstance(guide, AutoGuideList):
+        raise GuideError(
+            f"{asked} looks at one guide of all latents, and an AutoGuideList draws each part's by "
+            "itself. Take one HyperNetworkGuide(model, factorized=...) for parts that are "
+            "independent; or check draws: stein_discrepancy, c2st, vsbc."
         )
     raise GuideError(
         f"{asked} needs an implicit guide of this package, such as HyperNetworkGuide(model); found "

@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
 
 from pyro_implicit import EnsembleGuide, HyperNetworkGuide, refine
 from pyro_implicit.arviz.compatibility import psis_khat
@@ -144,6 +144,10 @@ def test_other_guides_and_numbers_are_refused():
     two = EnsembleGuide([one, one])
     with pytest.raises(GuideError, match="EnsembleGuide is made of several, .*for one in guide.gu"):
         khat(normal_model, two)
+    parts = AutoGuideList(normal_model)
+    parts.append(one)
+    with pytest.raises(GuideError, match="an AutoGuideList draws each part's by itself"):
+        khat(normal_model, parts)
     with pytest.raises(GuideError, match="khat needs a guide with a density, and these are chains"):
         chains = refine(normal_model, 2, num_steps=20, seed=0, progress=False)
         khat(normal_model, chains)

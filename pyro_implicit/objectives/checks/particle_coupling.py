@@ -28,7 +28,8 @@ ADVICE_ON_VECTORISATION = (
     "x @ w nor w.sum(); softmax(w, -1), not softmax(w, 0); w * x[:, 0], not w * x[:, :1]; "
     "s[..., :, None] * L, not s[:, None] * L; "
     "torch.stack([a, b], -1); and put every batch dimension of a site into a plate or .to_event. "
-    "Or loop: vectorize_particles=False."
+    'Or leave the model as it is: a LinearisedELBO maps it, vectorize_particles="vmap", and any '
+    "objective can loop: vectorize_particles=False."
 )
 
 

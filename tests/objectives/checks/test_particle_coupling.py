@@ -12,8 +12,9 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI
+from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_implicit import HyperNetworkGuide, LinearisedELBO, PosteriorPredictiveLoss
 from pyro_implicit.exceptions import ImplicitError, SiteError
@@ -181,6 +182,33 @@ def test_errors_of_vectorisation_say_so(name: str) -> None:
         step(FAILING[name], 4)
     assert info.value.__cause__ is not None
     assert not isinstance(info.value.__cause__, ImplicitError)
+
+
+class OfLinear(PyroModule):
+    """A classifier as Pyro's users write it: nothing in it can count dimensions from the right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = PyroModule[nn.Linear](2, 3)
+        self.linear.weight = PyroSample(dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+        self.linear.bias = PyroSample(dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    def forward(self) -> None:
+        logits = self.linear(X)
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Categorical(logits=logits), obs=(Y > 0).long())
+
+
+def test_what_is_told_of_layers_works() -> None:
+    model, options = OfLinear(), {"max_plate_nesting": 1}
+    guide = HyperNetworkGuide(model).setup()
+    with pytest.raises(SiteError, match='a LinearisedELBO maps it, vectorize_particles="vmap"'):
+        LinearisedELBO(4, vectorize_particles=True, **options).loss(model, guide)
+    found = [
+        LinearisedELBO(100, vectorize_particles=how, **options).loss(model, guide)
+        for how in ("vmap", False)
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1.0)
 
 
 def test_an_error_of_the_model_itself_is_left_alone() -> None:
