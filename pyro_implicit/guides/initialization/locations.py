@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from pyro.infer.autoguide import init_to_median
+from pyro.infer.autoguide import init_to_median, init_to_sample
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError
@@ -15,7 +15,7 @@ from pyro_implicit.guides.initialization.prototype import unconstrained_start
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.supports.own_support import own_support
 
-__all__ = ["locations"]
+__all__ = ["locations", "prior_draws"]
 
 Node = Mapping[str, Any]
 
@@ -49,6 +49,18 @@ def locations(
         if not any(torch.equal(value, other) for other in distinct.values()):
             distinct[name] = value
     return distinct
+
+
+def prior_draws(pairs: Sequence[tuple[LatentSite, Node]], own: Tensor, count: int) -> list[Tensor]:
+    """
+    Points drawn from the prior of each site, given the values that it depends on in the trace.
+
+    :param pairs: the sites, and their nodes in a trace of the model.
+    :param torch.Tensor own: what is taken where a prior cannot be drawn from, shape ``(m,)``.
+    :param int count: how many.
+    :returns: as many, shape ``(m,)`` each.
+    """
+    return [_flat(pairs, own, init_to_sample) for _ in range(count)]
 
 
 def _flat(

@@ -69,25 +69,27 @@ def fit_mean_field(
     unit: Tensor | None = None,
     pace: float = 1.0,
     most_noise: float = math.inf,
+    num_draws: int = 1,
 ) -> MeanField:
     """
-    Fits a diagonal Gaussian by Adam on the evidence bound, one draw a step.
+    Fits a diagonal Gaussian by Adam on the evidence bound, by default with one draw a step.
 
     The rate is constant until the bound is level, or two thirds of the steps are gone, and then
     falls by equal ratios; the mean of the last steps is returned.
 
-    :param density: the log-density, NaN outside of its domain.
+    :param density: the log-density, NaN outside of its domain; of several draws at once.
     :param torch.Tensor loc: where the mean begins, shape ``(m,)``.
     :param torch.Tensor scale: where the deviations begin, shape ``(m,)``.
-    :param int num_steps: most steps, a gradient of the density each.
+    :param int num_steps: most steps, a gradient of the density for each draw.
     :param torch.Tensor unit: of the steps of the mean, shape ``(m,)``; by default 1, or the
         deviation of the moment where that is larger: a latent in dollars has a long way to go.
     :param float pace: factor on the rates of the mean and of the log-deviations.
     :param float most_noise: deviation of the bound of one draw, in nats, beyond which nobody can
         tell whether it is level.
+    :param int num_draws: draws a step.
     :returns: the Gaussian.
     """
-    fit = _Fit(loc, scale, unit)
+    fit = _Fit(loc, scale, unit, num_draws)
     limit, cold_from, is_level = num_steps, num_steps - num_steps // 3, False
     values: list[float] = []
     for step in range(num_steps):
@@ -183,7 +185,8 @@ class _Fit:
     They are the two rows of ``(2, m)``, the mean in its units from where it began.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor, unit: Tensor | None) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor, unit: Tensor | None, num_draws: int = 1) -> None:
+        self.shape = loc.shape if num_draws == 1 else (num_draws, *loc.shape)
         self.origin, self.grows = loc.detach(), unit is None
         self.unit = torch.ones_like(self.origin) if unit is None else unit
         self.now = torch.stack([torch.zeros_like(self.origin), scale.detach().log()])
@@ -196,13 +199,14 @@ class _Fit:
     @torch.no_grad()
     def step(self, density: Callable[[Tensor], Tensor], pace: float, *, keep: bool) -> float:
         """Takes one step, or goes back if the bound or its gradient is not finite."""
-        scale, noise = self.now[1].exp(), torch.randn_like(self.origin)
+        scale, noise = self.now[1].exp(), self.origin.new_empty(self.shape).normal_()
         draw = self.origin + self.unit * self.now[0] + scale * noise
         with torch.enable_grad():
             value = density(draw.requires_grad_(True))
-            (slope,) = torch.autograd.grad(value, draw)
-        bound = float(value.detach() + self.now[1].sum())
-        gradient = torch.stack([self.unit * slope, scale * noise * slope + 1])
+            (slope,) = torch.autograd.grad(value.sum(), draw)
+        bound = float(value.detach().mean() + self.now[1].sum())
+        moved = torch.stack([self.unit * slope, scale * noise * slope + 1])
+        gradient = moved if slope.dim() == 1 else moved.mean(1)
         if not (math.isfinite(bound) and bool(gradient.isfinite().all())):
             self.now = self.kept
             self.length *= 0.5

@@ -1,6 +1,6 @@
 """A log-density for searches, recorded with its gradient as one graph of tensor operations."""
 
-# Shape legend: m unconstrained latents.
+# Shape legend: n draws, m unconstrained latents.
 from __future__ import annotations
 
 from typing import Any
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.handlers.log_joint import LogJoint
+from pyro_implicit.handlers.looks.unvalidated import Unvalidated
+from pyro_implicit.handlers.mapped.mapped_writing import WritingMap
 from pyro_implicit.ops.graphs.recording import Function, record
 
-__all__ = ["MAX_LATENTS_TO_RECORD", "RecordedDensity"]
+__all__ = ["MAX_LATENTS_TO_RECORD", "RecordedAtDraws", "RecordedDensity"]
 
 #: with more, what a graph saves is little beside the sums it holds
 MAX_LATENTS_TO_RECORD = 1000
+_RTOL_AND_ATOL = 1e-3, 1e-2  # between the density of a draw by itself and among others
 
 
 class RecordedDensity:
@@ -58,6 +61,57 @@ class RecordedDensity:
             return self.log_joint.value(u)
         value: Tensor = _WithGradient.apply(u, self._function)
         return value
+
+
+class RecordedAtDraws:
+    """
+    A log-density at several draws at once, with first derivatives alone.
+
+    :param LogJoint log_joint: the density, of a model that draws nothing beside its latents.
+    :param torch.Tensor example: points with a finite density, shape ``(n, m)``.
+    :raises ValueError: for a model whose value at one draw is another among several.
+    """
+
+    def __init__(self, log_joint: LogJoint, example: Tensor) -> None:
+        self.log_joint, self._map = log_joint, WritingMap()
+        with torch.no_grad():
+            alone = torch.stack([log_joint.value(u) for u in example[:2]])
+        if not torch.allclose(self._pair(example)[0][:2], alone, *_RTOL_AND_ATOL):
+            raise ValueError("the value at one draw is another among several")
+        self._function = record(self._pair, example.detach()) or self._pair
+
+    def _pair(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Densities ``(n,)`` and gradients ``(n, m)`` at points ``(n, m)``."""
+        with torch.enable_grad(), pyro.validation_enabled(False), Unvalidated():
+            leaf = u.detach().requires_grad_(True)
+            values = self._map(self.log_joint, leaf)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach(), gradients
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """
+        Evaluates the density.
+
+        :param torch.Tensor u: shape ``(n, m)``.
+        :returns: log-densities, shape ``(n,)``; some number or NaN outside of the domain.
+        """
+        values: Tensor = _WithGradients.apply(u, self._function)
+        return values
+
+
+class _WithGradients(torch.autograd.Function):
+    """Values whose gradients are known as soon as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, function: Function) -> Tensor:
+        values, gradients = function(u.detach())
+        ctx.save_for_backward(gradients)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (gradients,) = ctx.saved_tensors
+        return grads[0][:, None] * gradients, None
 
 
 class _WithGradient(torch.autograd.Function):

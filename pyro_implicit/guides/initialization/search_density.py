@@ -16,6 +16,7 @@ from pyro_implicit.guides.initialization.lbfgs import maximise
 from pyro_implicit.guides.initialization.mean_field import MeanField
 from pyro_implicit.guides.initialization.recorded_density import (
     MAX_LATENTS_TO_RECORD,
+    RecordedAtDraws,
     RecordedDensity,
 )
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -153,6 +154,22 @@ class SearchDensity:
             if math.isfinite(objective(self, found.loc, found.scale, num_samples)):
                 return found
         return fit(self)
+
+    def recorded_at_draws(self, example: Tensor) -> _Density:
+        """
+        Records the density of several draws at once for a first derivative alone.
+
+        :param torch.Tensor example: as many as there will be, shape ``(n, m)``.
+        :returns: a function from draws ``(n, m)`` to log-densities ``(n,)``.
+        :raises ValueError: for a model whose value at one draw is another among several.
+        """
+        recorded = RecordedAtDraws(self.log_joint, example)
+
+        def density(draws: Tensor) -> Tensor:
+            self._note(torch.is_grad_enabled())
+            return recorded(draws)
+
+        return density
 
     def _note(self, num_gradients: int) -> None:
         self.num_gradients += num_gradients

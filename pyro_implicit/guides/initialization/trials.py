@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from pyro_implicit.exceptions import ImplicitError
+from pyro_implicit.guides.initialization.copies import Copies
 from pyro_implicit.guides.initialization.gaussian_bound import objective
 from pyro_implicit.guides.initialization.gaussian_start import GaussianStart
 from pyro_implicit.guides.initialization.search_density import SearchDensity
@@ -30,14 +31,17 @@ class Trials:
     :param SearchDensity density: the density.
     :param int num_samples: draws that Gaussians are compared on.
     :param sizes: of the parts of the latents that the guide makes independently.
+    :param Copies copies: of a small network, how many copies a Gaussian has.
     """
 
     density: SearchDensity
     num_samples: int
     sizes: Sequence[int]
+    copies: Copies | None = None
     locations: list[Trial] = field(default_factory=list)
     gaussians: list[Trial] = field(default_factory=list)
     starts: dict[str, GaussianStart] = field(default_factory=dict)
+    _worth: dict[str, float] = field(default_factory=dict)
 
     def climb(self, name: str, loc: Tensor, num_steps: int) -> tuple[float, Tensor]:
         """
@@ -68,18 +72,26 @@ class Trials:
             start = start.in_blocks(self.sizes)
             assert start.factor is not None
             score = objective(self.density, start.loc, start.factor, self.num_samples)
+            worth = score + self.nats_of_copies(start.loc, start.factor)
         except FAILURES as error:
             self.gaussians.append(Trial(name, -math.inf, _first_line(error)))
             return
         if math.isfinite(score):
-            self.starts[name] = start
+            self.starts[name], self._worth[name] = start, worth
         note = note if math.isfinite(score) else _NOTE_IF_NOT_FINITE
         self.gaussians.append(Trial(name, score, note))
 
     def best(self) -> str | None:
-        """The name of the Gaussian with the highest score, None if all have failed."""
-        kept = [trial for trial in self.gaussians if trial.name in self.starts]
-        return max(kept, key=lambda trial: trial.score).name if kept else None
+        """
+        The name of the Gaussian with the highest score, None if all have failed.
+
+        Of a small network it is that of all copies of the Gaussian together.
+        """
+        return max(self._worth, key=lambda name: self._worth[name], default=None)
+
+    def nats_of_copies(self, loc: Tensor, factor: Tensor) -> float:
+        """What :class:`Copies` says, or 0."""
+        return 0.0 if self.copies is None else self.copies.nats(loc, factor)
 
 
 def _first_line(error: Exception) -> str:

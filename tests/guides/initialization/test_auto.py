@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import random
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from pyro_implicit import (
 )
 from pyro_implicit._random import RandomStream
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
-from pyro_implicit.guides.initialization import auto
+from pyro_implicit.guides.initialization import auto, fits_from_prior
 from pyro_implicit.guides.initialization.auto import auto_start
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.handlers.log_joint import LogJoint
@@ -47,6 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_MODE_STEPS", "_MEAN_FIELD_STEPS", "_MEAN_FIELD_STEPS_LARGE"):
         monkeypatch.setattr(auto, name, 20)
     monkeypatch.setattr(auto, "_UPHILL_STEPS", 3)
+    monkeypatch.setattr(fits_from_prior, "_NUM_STEPS", 20)
     monkeypatch.setattr(auto, "_NUM_BOUND_DRAWS", 8)
 
 
@@ -506,6 +508,60 @@ def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
     assert (taken == "narrow") == (num_inputs == 300)
     model, data = _fits(_net(nn.Linear(num_inputs, 1)), num_inputs)  # a regression
     assert _report(HyperNetworkGuide(model).setup(*data)).taken != "narrow"
+
+
+FROM_PRIOR = "mean field, fitted from draws of the prior"
+
+
+@pytest.mark.parametrize("kind", ["network", "random_functions", "regression"])
+def test_a_small_network_is_fitted_from_draws_of_its_prior_too(quick: None, kind: str) -> None:
+    if kind == "random_functions":  # which vectorises no draws: the candidate is dropped by name
+
+        def net(x: Tensor) -> Tensor:
+            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+            v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([1, 3]).to_event(2))
+            return (x @ w.mT).tanh() @ v.mT * (1.0 if float(w.sum()) > 0 else 2.0)
+
+    else:
+        layers = [nn.Linear(2, 3), nn.Linear(3, 1)] if kind == "network" else [nn.Linear(2, 1)]
+        net = _net(*layers)
+    model, data = _fits(net, 2)
+    gaussians = _report(HyperNetworkGuide(model).setup(*data)).gaussians
+    found = [trial for trial in gaussians if trial.name == FROM_PRIOR]
+    assert len(found) == (kind != "regression")
+    if kind == "random_functions":
+        assert found[0].score == -math.inf and found[0].note.endswith("dropped")
+    elif found:
+        assert math.isfinite(found[0].score) and found[0].note == "not level after 20 steps"
+
+
+@pytest.mark.long
+def test_a_deep_network_does_not_begin_where_it_is_given_up() -> None:
+    """
+    Weights of four layers: with one draw a step, and from small weights, fits end near the prior,
+    where nothing is known of the rows.
+    """
+    torch.manual_seed(5)
+    x = torch.randn(150, 3)
+    y = (2 * x[:, 0] * x[:, 1]).tanh() + x[:, 2].sin() + 0.2 * torch.randn(150)
+    sizes = (3, 8, 8, 8, 1)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        for index, (n, k) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+            prior = dist.Normal(0.0, 1.5 / n**0.5)
+            w = pyro.sample(f"w{index}", prior.expand([n, k]).to_event(2))
+            b = pyro.sample(f"b{index}", dist.Normal(0.0, 1.0).expand([k]).to_event(1))
+            x = (x if index == 0 else x.tanh()) @ w + b
+        sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(x[..., 0], sigma), obs=y)
+
+    pyro.set_rng_seed(0)
+    report = _report(HyperNetworkGuide(model).setup(x, y))
+    scores = {trial.name: trial.score for trial in report.gaussians}
+    others = [score for name, score in scores.items() if name not in (FROM_PRIOR, "full rank")]
+    assert scores[FROM_PRIOR] > max(others) + 2.0
+    assert report.taken in (FROM_PRIOR, "full rank")
 
 
 @pytest.mark.long

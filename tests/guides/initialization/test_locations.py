@@ -12,7 +12,7 @@ from pyro.distributions import constraints
 from torch import nn
 
 from pyro_implicit import BayesianModule
-from pyro_implicit.guides.initialization.locations import locations
+from pyro_implicit.guides.initialization.locations import locations, prior_draws
 from pyro_implicit.guides.latent_site import LatentSite
 
 
@@ -49,6 +49,23 @@ def test_values_that_the_prior_excludes_are_left_out() -> None:
     net.module.weight.fill_(-1.0)
     own = torch.full((6,), 0.5)
     assert "the module's values" not in locations(_pairs(lambda: net(torch.zeros(1, 2))), own)
+
+
+def test_draws_of_the_prior_are_its_own() -> None:
+    """In the unconstrained space, and given what it depends on in the trace."""
+
+    def model():
+        scale = pyro.sample("scale", dist.LogNormal(1.0, 0.5))
+        pyro.sample("w", dist.Normal(torch.full((3,), 100.0), scale).to_event(1))
+
+    trace = poutine.trace(poutine.condition(model, {"scale": torch.tensor(2.0)})).get_trace()
+    sites = [LatentSite.from_trace(trace.nodes[name], False) for name in ("scale", "w")]
+    pairs = [(site, trace.nodes[site.name]) for site in sites]
+    torch.manual_seed(0)
+    drawn = torch.stack(prior_draws(pairs, torch.zeros(4), 2000))
+    expected = torch.tensor([[1.0, 100.0, 100.0, 100.0], [0.5, 2.0, 2.0, 2.0]])
+    assert torch.allclose(drawn.mean(0), expected[0], atol=0.2)
+    assert torch.allclose(drawn.std(0), expected[1], rtol=0.1)
 
 
 def test_a_site_without_a_density_keeps_its_own() -> None:

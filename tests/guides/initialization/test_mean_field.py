@@ -40,6 +40,18 @@ def test_of_a_correlated_gaussian_it_is_the_conditional_deviations() -> None:
     assert ((fit.loc - truth.loc) / expected).abs().max() < 0.3
 
 
+def test_several_draws_a_step_come_nearer() -> None:
+    torch.manual_seed(0)
+    root = torch.randn(4, 4, dtype=torch.float64)
+    precision = root @ root.mT + torch.eye(4, dtype=torch.float64)
+    truth = _gaussian(precision, torch.linspace(-1, 1, 4).double())
+    start = torch.zeros(4).double()
+    fit = fit_mean_field(truth.log_prob, start, start + 0.1, 600, start + 1, num_draws=16)
+    expected = precision.diagonal().rsqrt()
+    assert torch.allclose(fit.scale, expected, rtol=0.05)
+    assert ((fit.loc - truth.loc) / expected).abs().max() < 0.1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e5])
 @pytest.mark.parametrize("count", [2, 100])

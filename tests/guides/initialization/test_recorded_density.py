@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_implicit import HyperNetworkGuide
 from pyro_implicit.guides.initialization import auto
-from pyro_implicit.guides.initialization.recorded_density import RecordedDensity
+from pyro_implicit.guides.initialization.recorded_density import RecordedAtDraws, RecordedDensity
 from pyro_implicit.handlers.log_joint import LogJoint
 
 Y = torch.tensor([0.3, -1.2, 2.0])
@@ -95,3 +95,36 @@ def test_a_fit_that_left_the_domain_is_made_again(monkeypatch: pytest.MonkeyPatc
     with pyro.validation_enabled(True):
         HyperNetworkGuide(model).setup()
     assert len(fits) > 2  # two are asked for
+
+
+@pytest.mark.parametrize("model", [smooth, checked])
+def test_several_draws_at_once_are_what_they_are_alone(model: Any) -> None:
+    joint, _ = _densities(model)
+    example = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    together = RecordedAtDraws(joint, example)
+    for points in (example, 2 * example + 0.1):
+        u = points.clone().requires_grad_(True)
+        values = together(u)
+        (found,) = torch.autograd.grad((values * torch.arange(4.0)).sum(), u)
+        for index, point in enumerate(points):
+            alone = point.clone().requires_grad_(True)
+            value = joint(alone)
+            (slope,) = torch.autograd.grad(value, alone)
+            assert values[index].item() == pytest.approx(value.item(), abs=1e-4)
+            assert torch.allclose(found[index], index * slope, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", [branching])
+def test_a_model_that_does_not_vectorise_has_none_of_several(model: Any) -> None:
+    joint, _ = _densities(model)
+    with pytest.raises((RuntimeError, ValueError)):
+        RecordedAtDraws(joint, torch.linspace(-1, 1, 12).reshape(4, 3))
+
+
+def test_another_value_among_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint, _ = _densities(smooth)
+    monkeypatch.setattr(
+        RecordedAtDraws, "_pair", lambda self, u: (u.sum().expand(len(u)), torch.zeros_like(u))
+    )
+    with pytest.raises(ValueError, match="the value at one draw is another among several"):
+        RecordedAtDraws(joint, torch.zeros(4, 3))
