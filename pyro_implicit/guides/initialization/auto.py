@@ -27,9 +27,9 @@ is one of the 4 deviations.
 
 A thousand of these gradients cost about as much as 125 to 500 steps of training.
 
-A network of up to 256 latents has 5 mean-field fits more, from draws of its prior, 1000 steps of 16
-draws at once each, and its Gaussians are compared with all their copies
-(:class:`~pyro_implicit.guides.initialization.copies.Copies`).
+A network of two and more hidden layers and up to 256 latents has 5 mean-field fits more, from draws
+of its prior, 1000 steps of 16 draws at once each, and its Gaussians are compared with all their
+copies (:class:`~pyro_implicit.guides.initialization.copies.Copies`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from torch import Tensor
 
 from pyro_implicit._progress import progress_bar, progress_is_hidden
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.initialization.copies import Copies
+from pyro_implicit.guides.initialization.copies import Copies, is_deep
 from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root
 from pyro_implicit.guides.initialization.fits_from_prior import NUM_PRIOR_DRAWS, fit_from_prior
 from pyro_implicit.guides.initialization.full_rank import fit_full_rank
@@ -99,7 +99,7 @@ class _Task:
     is_whole: bool  # whether all rows are seen
     is_settled: bool  # and nothing else is trained, so that a location found is final
     has_layers: bool  # at least half of the latents are weights, of several layers
-    prior_draws: Sequence[Tensor] = ()  # of a network
+    prior_draws: Sequence[Tensor] = ()  # of a small deep network
 
     @property
     def is_network(self) -> bool:
@@ -149,7 +149,7 @@ def auto_start(
         if not fixed:
             pairs = [(site, trace.nodes[site.name]) for site in sites]
             found = locations(pairs, loc)
-            if task.has_layers and not task.is_network:
+            if task.has_layers and not task.is_network and is_deep(sites):
                 task = replace(task, prior_draws=prior_draws(pairs, loc, NUM_PRIOR_DRAWS))
         shown = not progress_is_hidden()
         with progress_bar(

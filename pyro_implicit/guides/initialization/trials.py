@@ -31,7 +31,7 @@ class Trials:
     :param SearchDensity density: the density.
     :param int num_samples: draws that Gaussians are compared on.
     :param sizes: of the parts of the latents that the guide makes independently.
-    :param Copies copies: of a small network, how many copies a Gaussian has.
+    :param Copies copies: of a small deep network, how many copies a Gaussian has.
     """
 
     density: SearchDensity
@@ -85,7 +85,7 @@ class Trials:
         """
         The name of the Gaussian with the highest score, None if all have failed.
 
-        Of a small network it is that of all copies of the Gaussian together.
+        Of a small deep network it is that of all copies of the Gaussian together.
         """
         return max(self._worth, key=lambda name: self._worth[name], default=None)
 

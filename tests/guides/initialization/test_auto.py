@@ -513,23 +513,24 @@ def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
 FROM_PRIOR = "mean field, fitted from draws of the prior"
 
 
-@pytest.mark.parametrize("kind", ["network", "random_functions", "regression"])
-def test_a_small_network_is_fitted_from_draws_of_its_prior_too(quick: None, kind: str) -> None:
-    if kind == "random_functions":  # which vectorises no draws: the candidate is dropped by name
+@pytest.mark.parametrize("kind", ["deep", "branching", "shallow"])
+def test_a_small_deep_network_is_fitted_from_draws_of_its_prior_too(quick: None, kind: str) -> None:
+    if kind == "branching":  # which vectorises no draws: the candidate is dropped by name
 
         def net(x: Tensor) -> Tensor:
-            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
-            v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([1, 3]).to_event(2))
-            return (x @ w.mT).tanh() @ v.mT * (1.0 if float(w.sum()) > 0 else 2.0)
+            for name, shape in (("u", [3, 2]), ("v", [3, 3]), ("w", [1, 3])):
+                weights = pyro.sample(name, dist.Normal(0.0, 1.0).expand(shape).to_event(2))
+                x = x.tanh() @ weights.mT * (1.0 if float(weights.sum()) > 0 else 2.0)
+            return x
 
     else:
-        layers = [nn.Linear(2, 3), nn.Linear(3, 1)] if kind == "network" else [nn.Linear(2, 1)]
-        net = _net(*layers)
+        hidden = [nn.Linear(3, 3)] if kind == "deep" else []
+        net = _net(nn.Linear(2, 3), *hidden, nn.Linear(3, 1))
     model, data = _fits(net, 2)
     gaussians = _report(HyperNetworkGuide(model).setup(*data)).gaussians
     found = [trial for trial in gaussians if trial.name == FROM_PRIOR]
-    assert len(found) == (kind != "regression")
-    if kind == "random_functions":
+    assert len(found) == (kind != "shallow")
+    if kind == "branching":
         assert found[0].score == -math.inf and found[0].note.endswith("dropped")
     elif found:
         assert math.isfinite(found[0].score) and found[0].note == "not level after 20 steps"

@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit.guides.initialization.copies import Copies, hidden_widths
+from pyro_implicit.guides.initialization.copies import Copies, hidden_widths, is_deep
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -96,3 +96,11 @@ def test_widths_are_read_off_the_weights(shapes: Any, widths: list[int]) -> None
             pyro.sample(f"w{index}", dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape)))
 
     assert hidden_widths(_sites(model)) == widths
+
+
+def test_one_hidden_layer_is_not_deep() -> None:
+    def model(*widths: int) -> None:
+        for index, shape in enumerate(itertools.pairwise(widths)):
+            pyro.sample(f"w{index}", dist.Normal(torch.zeros(shape), 1.0).to_event(2))
+
+    assert not is_deep(_sites(model, 3, 8, 1)) and is_deep(_sites(model, 3, 8, 8, 1))
