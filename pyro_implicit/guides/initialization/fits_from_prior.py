@@ -46,5 +46,5 @@ def _fitted(trials: Trials, loc: Tensor) -> MeanField:
     example = loc + scale * torch.randn(_DRAWS_PER_STEP, len(loc)).to(loc)
     density = trials.density.recorded_at_draws(example)
     return fit_mean_field(
-        density, loc, scale, _NUM_STEPS, unit, pace=_PACE, num_particles=_DRAWS_PER_STEP
+        density, loc, scale, _NUM_STEPS, unit, pace=_PACE, num_samples=_DRAWS_PER_STEP
     )

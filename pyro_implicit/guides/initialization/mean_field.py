@@ -69,7 +69,7 @@ def fit_mean_field(
     unit: Tensor | None = None,
     pace: float = 1.0,
     most_noise: float = math.inf,
-    num_particles: int = 1,
+    num_samples: int = 1,
 ) -> MeanField:
     """
     Fits a diagonal Gaussian by Adam on the evidence bound, by default with one draw a step.
@@ -86,10 +86,10 @@ def fit_mean_field(
     :param float pace: factor on the rates of the mean and of the log-deviations.
     :param float most_noise: deviation of the bound of one draw, in nats, beyond which nobody can
         tell whether it is level.
-    :param int num_particles: draws a step.
+    :param int num_samples: draws a step.
     :returns: the Gaussian.
     """
-    fit = _Fit(loc, scale, unit, num_particles)
+    fit = _Fit(loc, scale, unit, num_samples)
     limit, cold_from, is_level = num_steps, num_steps - num_steps // 3, False
     values: list[float] = []
     for step in range(num_steps):
@@ -186,9 +186,9 @@ class _Fit:
     """
 
     def __init__(
-        self, loc: Tensor, scale: Tensor, unit: Tensor | None, num_particles: int = 1
+        self, loc: Tensor, scale: Tensor, unit: Tensor | None, num_samples: int = 1
     ) -> None:
-        self.shape = loc.shape if num_particles == 1 else (num_particles, *loc.shape)
+        self.shape = loc.shape if num_samples == 1 else (num_samples, *loc.shape)
         self.origin, self.grows = loc.detach(), unit is None
         self.unit = torch.ones_like(self.origin) if unit is None else unit
         self.now = torch.stack([torch.zeros_like(self.origin), scale.detach().log()])

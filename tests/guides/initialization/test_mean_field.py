@@ -46,7 +46,7 @@ def test_several_draws_a_step_come_nearer() -> None:
     precision = root @ root.mT + torch.eye(4, dtype=torch.float64)
     truth = _gaussian(precision, torch.linspace(-1, 1, 4).double())
     start = torch.zeros(4).double()
-    fit = fit_mean_field(truth.log_prob, start, start + 0.1, 600, start + 1, num_particles=16)
+    fit = fit_mean_field(truth.log_prob, start, start + 0.1, 600, start + 1, num_samples=16)
     expected = precision.diagonal().rsqrt()
     assert torch.allclose(fit.scale, expected, rtol=0.05)
     assert ((fit.loc - truth.loc) / expected).abs().max() < 0.1
