@@ -17,6 +17,9 @@ NUM_PRIOR_DRAWS = 5
 _NUM_STEPS, _DRAWS_PER_STEP = 1000, 16
 _PACE = 0.5  # factor on the rates of a quick fit
 _INITIAL_SD = 0.1
+#: draws that one run of the model takes at least: with rows by the ten thousand the fits would take
+#: minutes, and there is more to learn than a quick fit gives up
+_MIN_AT_ONCE = 100
 
 
 def fit_from_prior(trials: Trials, begins: Sequence[Tensor]) -> tuple[MeanField, str]:
@@ -30,8 +33,11 @@ def fit_from_prior(trials: Trials, begins: Sequence[Tensor]) -> tuple[MeanField,
     :param Trials trials: has the density.
     :param begins: the draws, shape ``(m,)`` each.
     :returns: the fit, and a note where it did not end.
-    :raises ValueError: for a model whose value at one draw is another among several.
+    :raises ValueError: for a model that takes few draws in one run, or whose value at one draw is
+        another among several.
     """
+    if trials.density.most_at_once < _MIN_AT_ONCE:
+        raise ValueError("the model takes few draws in one run")
 
     def worth(one: MeanField) -> float:
         bound = objective(trials.density, one.loc, one.scale)

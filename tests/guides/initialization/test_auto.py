@@ -33,6 +33,7 @@ from pyro_implicit._random import RandomStream
 from pyro_implicit.generators import MLPGenerator, ResidualGenerator
 from pyro_implicit.guides.initialization import auto, fits_from_prior
 from pyro_implicit.guides.initialization.auto import auto_start
+from pyro_implicit.guides.initialization.search_density import SearchDensity
 from pyro_implicit.guides.initialization.start_report import StartReport
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.testing import MODELS, ROWS, Case
@@ -534,6 +535,17 @@ def test_a_small_deep_network_is_fitted_from_draws_of_its_prior_too(quick: None,
         assert found[0].score == -math.inf and found[0].note.endswith("dropped")
     elif found:
         assert math.isfinite(found[0].score) and found[0].note == "not level after 20 steps"
+
+
+def test_of_many_rows_no_draws_of_the_prior_are_fitted(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would take minutes."""
+    monkeypatch.setattr(SearchDensity, "most_at_once", 99)
+    model, data = _fits(_net(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 1)), 2)
+    gaussians = _report(HyperNetworkGuide(model).setup(*data)).gaussians
+    (found,) = (trial for trial in gaussians if trial.name == FROM_PRIOR)
+    assert found.note == "ValueError: the model takes few draws in one run: dropped"
 
 
 @pytest.mark.long
