@@ -17,9 +17,9 @@ NUM_PRIOR_DRAWS = 5
 _NUM_STEPS, _DRAWS_PER_STEP = 1000, 16
 _PACE = 0.5  # factor on the rates of a quick fit
 _INITIAL_SD = 0.1
-#: draws that one run of the model takes at least: with rows by the ten thousand the fits would take
+#: draws that one run of the model takes at least: with thousands of rows the fits would take
 #: minutes, and there is more to learn than a quick fit gives up
-_MIN_AT_ONCE = 100
+_MIN_AT_ONCE = 400
 
 
 def fit_from_prior(trials: Trials, begins: Sequence[Tensor]) -> tuple[MeanField, str]:

@@ -541,7 +541,7 @@ def test_of_many_rows_no_draws_of_the_prior_are_fitted(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which would take minutes."""
-    monkeypatch.setattr(SearchDensity, "most_at_once", 99)
+    monkeypatch.setattr(SearchDensity, "most_at_once", 399)
     model, data = _fits(_net(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 1)), 2)
     gaussians = _report(HyperNetworkGuide(model).setup(*data)).gaussians
     (found,) = (trial for trial in gaussians if trial.name == FROM_PRIOR)
