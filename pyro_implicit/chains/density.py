@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ImplicitError
 from pyro_implicit.handlers.log_joint import LogJoint
-from pyro_implicit.handlers.mapped.mapped_writing import WritingMap
+from pyro_implicit.handlers.mapped.mapped_gradients import MappedGradients
 from pyro_implicit.handlers.networks.evaluation_mode import evaluation_mode
 from pyro_implicit.ops.graphs.noticed_operation import CONVOLUTION, NoticedOperation
 from pyro_implicit.ops.graphs.recording import record
@@ -50,7 +50,7 @@ class ChainDensity:
         self._evaluate: Callable[[Tensor], Evaluation] = self._looped
         self._num_chains = 0
         self._convolves = False
-        self._vmap = WritingMap()
+        self._mapped = MappedGradients(log_joint)
 
     @contextmanager
     def ready(self, u: Tensor) -> Iterator[ChainDensity]:
@@ -140,11 +140,7 @@ class ChainDensity:
         return "its values at several points at once differ from those at single points"
 
     def _vectorised(self, u: Tensor) -> Evaluation:
-        with torch.enable_grad():
-            leaf = u.detach().requires_grad_(True)
-            values = self._vmap(self.log_joint, leaf)
-            (gradients,) = torch.autograd.grad(values.sum(), leaf)
-        return values.detach(), gradients
+        return self._mapped(u)
 
     def _looped(self, u: Tensor) -> Evaluation:
         values, gradients = [], []

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pyro_implicit.guides.initialization.gaussian_bound import gaussian_draws
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -28,6 +29,9 @@ _NUM_DRAWS = 8
 def hidden_widths(sites: Sequence[LatentSite]) -> list[int]:
     """
     The widths of a network's hidden layers, as far as the shapes of its weights tell.
+
+    Gates of a recurrent layer count as its units, and a layer between two wider ones as one of
+    these, if nothing else tells it from them.
 
     :param sites: the latent sites, in order.
     :returns: for each two matrices that follow each other the largest dimension that both have.
@@ -77,12 +81,7 @@ class Copies:
     @torch.no_grad()
     def _divergence(self, loc: Tensor, factor: Tensor) -> float:
         """From the prior, on fixed draws at which both densities are compared."""
-        random = torch.Generator("cpu").manual_seed(2)
-        noise = torch.randn(_NUM_DRAWS, loc.numel(), generator=random, device="cpu").to(loc)
-        if factor.dim() == 1:
-            draws, volume = loc + factor * noise, factor.log().sum()
-        else:
-            draws, volume = loc + noise @ factor.mT, torch.linalg.slogdet(factor).logabsdet
+        noise, draws, volume = gaussian_draws(loc, factor, _NUM_DRAWS)
         own = -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) - volume
         return float((own - torch.stack([self._log_prior(u) for u in draws])).mean())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,14 +35,19 @@ def fit_from_prior(trials: Trials, begins: Sequence[Tensor]) -> tuple[MeanField,
     :param begins: the draws, shape ``(m,)`` each.
     :returns: the fit, and a note where it did not end.
     :raises ValueError: for a model that takes few draws in one run, or whose value at one draw is
-        another among several.
+        another among several; where no draw has a finite density.
     """
     if trials.density.most_at_once < _MIN_AT_ONCE:
         raise ValueError("the model takes few draws in one run")
+    with torch.no_grad():
+        begins = [loc for loc in begins if bool(trials.density(loc).isfinite())]
+    if not begins:
+        raise ValueError("no draw of the prior has a finite density")
 
     def worth(one: MeanField) -> float:
         bound = objective(trials.density, one.loc, one.scale)
-        return bound + trials.nats_of_copies(one.loc, one.scale)
+        found = math.isfinite(bound)
+        return bound + trials.nats_of_copies(one.loc, one.scale) if found else -math.inf
 
     fit = max((_fitted(trials, loc) for loc in begins), key=worth)
     return fit, "" if fit.is_level else f"not level after {_NUM_STEPS} steps"

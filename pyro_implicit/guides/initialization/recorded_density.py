@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_implicit.handlers.log_joint import LogJoint
 from pyro_implicit.handlers.looks.unvalidated import Unvalidated
-from pyro_implicit.handlers.mapped.mapped_writing import WritingMap
+from pyro_implicit.handlers.mapped.mapped_gradients import MappedGradients
 from pyro_implicit.ops.graphs.recording import Function, record
 
 __all__ = ["MAX_LATENTS_TO_RECORD", "RecordedAtDraws", "RecordedDensity"]
@@ -59,8 +59,8 @@ class RecordedDensity:
         """
         if self._function is None:
             return self.log_joint.value(u)
-        value: Tensor = _WithGradient.apply(u, self._function)
-        return value
+        values: Tensor = _WithGradients.apply(u[None], self._function)
+        return values[0]
 
 
 class RecordedAtDraws:
@@ -73,7 +73,7 @@ class RecordedAtDraws:
     """
 
     def __init__(self, log_joint: LogJoint, example: Tensor) -> None:
-        self.log_joint, self._map = log_joint, WritingMap()
+        self._mapped = MappedGradients(log_joint)
         with torch.no_grad():
             alone = torch.stack([log_joint.value(u) for u in example[:2]])
         if not torch.allclose(self._pair(example)[0][:2], alone, *_RTOL_AND_ATOL):
@@ -82,11 +82,8 @@ class RecordedAtDraws:
 
     def _pair(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Densities ``(n,)`` and gradients ``(n, m)`` at points ``(n, m)``."""
-        with torch.enable_grad(), pyro.validation_enabled(False), Unvalidated():
-            leaf = u.detach().requires_grad_(True)
-            values = self._map(self.log_joint, leaf)
-            (gradients,) = torch.autograd.grad(values.sum(), leaf)
-        return values.detach(), gradients
+        with pyro.validation_enabled(False), Unvalidated():
+            return self._mapped(u)
 
     def __call__(self, u: Tensor) -> Tensor:
         """
@@ -112,18 +109,3 @@ class _WithGradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (gradients,) = ctx.saved_tensors
         return grads[0][:, None] * gradients, None
-
-
-class _WithGradient(torch.autograd.Function):
-    """A value whose gradient is known as soon as it is."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, function: Function) -> Tensor:
-        value, gradient = function(u.detach()[None])
-        ctx.save_for_backward(gradient[0])
-        return value[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return grads[0] * gradient, None

@@ -548,6 +548,23 @@ def test_of_many_rows_no_draws_of_the_prior_are_fitted(
     assert found.note == "ValueError: the model takes few draws in one run: dropped"
 
 
+def test_draws_of_the_prior_without_a_density_are_passed_over(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = _fits(_net(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 1)), 2)
+    drawn = auto.prior_draws
+    for whole, expected in ((1, "not level after 20 steps"), (0, "no draw of the prior has a")):
+        factors = [1.0] * whole + [math.inf] * (5 - whole)
+
+        def some(*args: Any, factors: list[float] = factors) -> list[Tensor]:
+            return [u * factor for u, factor in zip(drawn(*args), factors, strict=True)]
+
+        monkeypatch.setattr(auto, "prior_draws", some)
+        report = _report(HyperNetworkGuide(model).setup(*data))
+        (found,) = (trial for trial in report.gaussians if trial.name == FROM_PRIOR)
+        assert expected in found.note
+
+
 @pytest.mark.long
 def test_a_deep_network_does_not_begin_where_it_is_given_up() -> None:
     """
