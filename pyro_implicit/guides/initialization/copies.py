@@ -23,7 +23,7 @@ from pyro_implicit.handlers.log_joint import LogJoint
 
 __all__ = ["Copies", "hidden_widths", "is_deep"]
 
-_NUM_DRAWS = 8
+_NUM_DRAWS = 32
 
 
 def hidden_widths(sites: Sequence[LatentSite]) -> list[int]:
