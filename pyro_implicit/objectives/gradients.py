@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pyro_implicit.exceptions import NonFiniteError
 from pyro_implicit.handlers.wrapped import base_distribution
 from pyro_implicit.objectives.particles.particle import Particle, sample_nodes
+from pyro_implicit.ops.second_derivatives import second_derivatives
 
 __all__ = ["OwnGradients", "all_finite", "names_of_non_finite"]
 
@@ -60,12 +61,14 @@ class OwnGradients:
 
         :param torch.Tensor loss: shape ``()``, with a graph.
         :param bool retain_graph: as in ``Tensor.backward``.
+        :raises LayerError: if it needs a second derivative that torch does not have.
         """
         for leaf in _leaves(loss):
             if id(leaf) not in self._before:
                 self._before[id(leaf)] = leaf, leaf.grad
                 leaf.grad = None
-        loss.backward(retain_graph=retain_graph)
+        with second_derivatives():
+            loss.backward(retain_graph=retain_graph)
 
     def check_finite(
         self, loss: float, particles: Sequence[Particle], *programs: Any, second: bool = False

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.ops.activations import Activation
+from pyro_implicit.ops.normalisation import DifferentiableNormalisation
+from pyro_implicit.ops.second_derivatives import second_derivatives
 
 __all__ = ["function_jacobian", "mlp_chain"]
 
@@ -72,9 +74,11 @@ def function_jacobian(
     modes: list[Callable[..., Any]] = [torch.func.jacfwd, torch.func.jacrev]
     if flat.shape[-1] > output_dim:
         modes.reverse()
-    try:
-        jac = torch.func.vmap(modes[0](flat_function))(flat)
-    except (NotImplementedError, RuntimeError):
-        jac = torch.func.vmap(modes[1](flat_function))(flat)
+    with DifferentiableNormalisation():
+        try:
+            jac = torch.func.vmap(modes[0](flat_function))(flat)
+        except (NotImplementedError, RuntimeError):
+            with second_derivatives():
+                jac = torch.func.vmap(modes[1](flat_function))(flat)
     matrix: Tensor = jac.reshape(*batch, output_dim, noise_shape.numel())
     return matrix

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
+from pyro_implicit.ops.normalisation import DifferentiableNormalisation
+from pyro_implicit.ops.second_derivatives import second_derivatives
 
 __all__ = ["DenseLinearisation", "FunctionLinearisation", "Linearisation"]
 
@@ -245,11 +247,15 @@ class FunctionLinearisation(Linearisation):
     """
     The derivative of any function by ``torch.func``.
 
-    It is correct for every module, and several times slower than products that know the structure.
+    It is correct for every module, and slower than products that know the structure. The function
+    is run once: products go back through what that run kept, with ``J v`` as the transpose of
+    ``u -> J' u``, so that they take no pass of their own and belong to the value even where the
+    function draws random numbers.
 
     :param function: maps ``(n, *noise_shape)`` to ``(n, m)``, each row by itself.
     :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
     :param int noise_ndim: number of dimensions of one noise.
+    :raises LayerError: from :meth:`jvp`, where torch has no second derivative of an operation.
     """
 
     def __init__(
@@ -257,25 +263,45 @@ class FunctionLinearisation(Linearisation):
     ) -> None:
         batch = z.shape[: z.dim() - noise_ndim]
         self._noise_shape = z.shape[z.dim() - noise_ndim :]
-        self._function = function
-        self._noise = z.reshape(-1, *self._noise_shape)
-        value = function(self._noise)
+        self._num_draws = batch.numel()
+        with DifferentiableNormalisation():
+            value, self._pull = torch.func.vjp(  # type: ignore[misc]
+                function, z.reshape(-1, *self._noise_shape)
+            )
+        self._push: Callable[[Tensor], tuple[Tensor]] | None = None
+        self._tracks_gradients = torch.is_grad_enabled()
         super().__init__(value.reshape(*batch, -1), self._noise_shape.numel())
 
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""
         directions, lead = self._rows(v, self._noise_shape)
-        outputs = [torch.func.jvp(self._function, (self._noise,), (row,))[1] for row in directions]
+        with second_derivatives():
+            if self._push is None:
+                self._push = self._transposed(directions.new_ones(self._num_draws, self.output_dim))
+            outputs = [self._push(row)[0] for row in directions]
         return torch.stack(outputs).reshape(*lead, self.output_dim)
 
     def vjp(self, u: Tensor) -> Tensor:
         """See :meth:`Linearisation.vjp`."""
         cotangents, lead = self._rows(u, torch.Size((self.output_dim,)))
-        pull = torch.func.vjp(self._function, self._noise)[1]
-        outputs = [pull(row)[0] for row in cotangents]
+        outputs = [self._pull(row)[0] for row in cotangents]
         return torch.stack(outputs).reshape(*lead, self.input_dim)
+
+    def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
+        """See :meth:`Linearisation.pairing`; by ``J' u``, which has one derivative less in it."""
+        return (self.vjp(u) * tangents[0][..., 0]).sum(-1).sum(0)
+
+    def _transposed(self, anywhere: Tensor) -> Callable[[Tensor], tuple[Tensor]]:
+        """``v -> (J v,)``, by differentiating ``u -> J' u``, which is linear."""
+        with torch.set_grad_enabled(self._tracks_gradients):
+            push: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(self._pulled, anywhere)[1]
+        return push
+
+    def _pulled(self, u: Tensor) -> Tensor:
+        pulled: Tensor = self._pull(u)[0]
+        return pulled
 
     def _rows(self, vectors: Tensor, shape: torch.Size) -> tuple[Tensor, torch.Size]:
         """Vectors as ``(P, n, *shape)`` and the leading shape of the result."""
         lead = vectors.shape[:-1]
-        return vectors.reshape(-1, len(self._noise), *shape), lead
+        return vectors.reshape(-1, self._num_draws, *shape), lead
