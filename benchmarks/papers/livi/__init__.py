@@ -92,6 +92,8 @@ BENCHMARKS = (
         records={
             "livi_uci": "--sets boston concrete energy",
             "livi_uci_large": f"--sets kin8nm naval --double {_ON_LARGE_SETS}",
+            "livi_uci_long": "--sets boston concrete energy --splits 0 1 2 3 4 --times 10 "
+            '--methods mean-field "full Gaussian" "no entropy" linearised',
             "livi_uci_choice": "--splits 0 --choose --methods mean-field linearised "
             '"singular value"',
         },

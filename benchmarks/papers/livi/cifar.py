@@ -73,7 +73,6 @@ OF_NETWORK: dict[str, dict[str, Any]] = {
         "mean_field_lr": 1e-3,
         "guide_lr": 6e-3,
         "num_particles": 1,
-        "num_modes": 3,
     },
 }
 #: the rate of a method, by its name in the settings; "lr" where there is none

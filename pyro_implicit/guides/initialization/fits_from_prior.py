@@ -37,8 +37,10 @@ def fit_from_prior(trials: Trials, begins: Sequence[Tensor]) -> tuple[MeanField,
     :raises ValueError: for a model that takes few draws in one run, or whose value at one draw is
         another among several; where no draw has a finite density.
     """
-    if trials.density.most_at_once < _MIN_AT_ONCE:
-        raise ValueError("the model takes few draws in one run")
+    if 0 < trials.density.most_at_once < _MIN_AT_ONCE:
+        raise ValueError("the model takes few draws in one run, of so many rows")
+    if not trials.density.most_at_once:
+        raise ValueError("the model does not take several draws in one run (torch.func.vmap)")
     with torch.no_grad():
         begins = [loc for loc in begins if bool(trials.density(loc).isfinite())]
     if not begins:

@@ -21,6 +21,7 @@ __all__ = ["FAILURES", "Trials"]
 FAILURES = (ImplicitError, RuntimeError, ValueError, ArithmeticError)
 
 _NOTE_IF_NOT_FINITE = "not finite: dropped"
+_MIN_NATS_TOLD = 0.1
 
 
 @dataclass
@@ -72,13 +73,16 @@ class Trials:
             start = start.in_blocks(self.sizes)
             assert start.factor is not None
             score = objective(self.density, start.loc, start.factor, self.num_samples)
-            worth = score + self.nats_of_copies(start.loc, start.factor)
+            nats = self.nats_of_copies(start.loc, start.factor)
         except FAILURES as error:
             self.gaussians.append(Trial(name, -math.inf, _first_line(error)))
             return
         if math.isfinite(score):
-            self.starts[name], self._worth[name] = start, worth
-        note = note if math.isfinite(score) else _NOTE_IF_NOT_FINITE
+            self.starts[name], self._worth[name] = start, score + nats
+            copies = f"{nats:.1f} more with its copies" if nats >= _MIN_NATS_TOLD else ""
+            note = ", ".join(part for part in (note, copies) if part)
+        else:
+            note = _NOTE_IF_NOT_FINITE
         self.gaussians.append(Trial(name, score, note))
 
     def best(self) -> str | None:

@@ -93,13 +93,18 @@ class MappedDensity:
         most = _MAX_NUMBERS_OF_A_TENSOR // max(largest.numel, 1)
         if most < _MIN_DRAWS_FOR_A_MAP:
             return 0
-        self._dtype = expected.dtype
+        # by data in double precision the density of single latents is in double as well
+        dtypes = dict.fromkeys((expected.dtype, draws.dtype))
+        return most if any(self._is_same(some, expected, dtype) for dtype in dtypes) else 0
+
+    def _is_same(self, draws: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the map of latents of this type gives what was expected."""
+        self._dtype = dtype
         try:
-            found = self._mapped(some)
+            found = self._mapped(draws)
         except Exception:  # whatever a model does with a batched tensor
-            return 0
-        is_same = found.dtype == expected.dtype and torch.allclose(found, expected, *_RTOL_AND_ATOL)
-        return most if is_same else 0
+            return False
+        return found.dtype == expected.dtype and torch.allclose(found, expected, *_RTOL_AND_ATOL)
 
     def _mapped(self, draws: Tensor) -> Tensor:
         with _checks_alone():
