@@ -315,6 +315,7 @@ class KnownDeterminant(Linearisation):
     ) -> None:
         super().__init__(value, value.shape[-1])
         self._make, self.log_abs_det, self._passed = products, log_abs_det, passed
+        self._tracks_gradients = torch.is_grad_enabled()
 
     def score(self, of_noise: Tensor) -> Tensor | None:
         """See :meth:`Linearisation.score`."""
@@ -330,7 +331,8 @@ class KnownDeterminant(Linearisation):
 
     @cached_property
     def _products(self) -> Linearisation:
-        return self._make()
+        with torch.set_grad_enabled(self._tracks_gradients):  # whoever asks first may need none
+            return self._make()
 
     def jvp(self, v: Tensor) -> Tensor:
         """See :meth:`Linearisation.jvp`."""

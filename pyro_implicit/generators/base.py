@@ -132,7 +132,10 @@ class Generator(nn.Module, ABC):
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
         :returns: Jacobians, shape ``(..., output_dim, noise_dim)``.
         """
-        return function_jacobian(self, z, self.output_dim, len(self.noise_shape))
+        try:
+            return function_jacobian(self, z, self.output_dim, len(self.noise_shape))
+        except (NotImplementedError, RuntimeError, ValueError):  # of a layer that cannot be mapped
+            return self.linearise(z).jacobian()
 
     def linearise(self, z: Tensor) -> Linearisation:
         """

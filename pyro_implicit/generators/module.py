@@ -17,10 +17,11 @@ class ModuleGenerator(Generator):
     """
     Any ``nn.Module`` as a generator.
 
-    Jacobians come from ``torch.func``; layer and instance normalisation are written out within them
-    (:mod:`pyro_implicit.ops.normalisation`), since torch differentiates those of its own wrongly.
-    Objectives that need a Jacobian refuse operations that torch cannot differentiate twice. Layers
-    that push their own Jacobians forward are for :class:`~pyro_implicit.generators.NnjGenerator`.
+    Jacobians come from ``torch.func``, with what torch differentiates wrongly the second time
+    written out (:mod:`pyro_implicit.ops.twice_differentiable`), and column by column where it
+    cannot map a layer (recurrent ones). Objectives that need a Jacobian refuse operations without
+    a second derivative. Layers that push their own Jacobians forward are for
+    :class:`~pyro_implicit.generators.NnjGenerator`.
 
     :param torch.nn.Module module: maps ``(n, *noise_shape)`` to ``(n, output_dim)``.
     :param noise_shape: shape of one noise.

@@ -68,7 +68,8 @@ class KSIVI(KernelObjective):
     :param str estimator: ``"u-statistic"`` compares all pairs of different draws, ``"two batches"``
         those of the first half with those of the second.
     :param str kernel: ``"gaussian"``, ``"imq"`` (inverse multiquadric) or ``"riesz"`` (minus the
-        distance, made positive definite around the mean of the draws).
+        distance, made positive definite around the mean of the draws, which no gradient goes
+        through, as through no median).
     :param float bandwidth: width of the kernel in units of the median distance of the draws.
     :param float width: width of the kernel itself, in the coordinates of the generator; by default
         ``bandwidth`` tells it.

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.ops.activations import Activation
-from pyro_implicit.ops.normalisation import DifferentiableNormalisation
 from pyro_implicit.ops.second_derivatives import second_derivatives
+from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
 
 __all__ = ["function_jacobian", "mlp_chain"]
 
@@ -74,7 +74,7 @@ def function_jacobian(
     modes: list[Callable[..., Any]] = [torch.func.jacfwd, torch.func.jacrev]
     if flat.shape[-1] > output_dim:
         modes.reverse()
-    with DifferentiableNormalisation():
+    with TwiceDifferentiable():
         try:
             jac = torch.func.vmap(modes[0](flat_function))(flat)
         except (NotImplementedError, RuntimeError):

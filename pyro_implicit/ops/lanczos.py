@@ -134,7 +134,8 @@ def _orthonormal(gaussian: Tensor) -> Tensor:
         unit: Tensor = gaussian / torch.linalg.vector_norm(gaussian, dim=-1, keepdim=True)
         return unit
     q, r = torch.linalg.qr(gaussian.movedim(0, -1))
-    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    diagonal = r.diagonal(dim1=-2, dim2=-1)
+    signs = torch.ones_like(diagonal).where(diagonal >= 0, -1.0)
     probes: Tensor = (q * signs[..., None, :]).movedim(-1, 0)
     return probes
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pyro_implicit.exceptions import StateError
-from pyro_implicit.ops.normalisation import DifferentiableNormalisation
 from pyro_implicit.ops.second_derivatives import second_derivatives
+from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
 
 __all__ = ["DenseLinearisation", "FunctionLinearisation", "Linearisation"]
 
@@ -264,7 +264,7 @@ class FunctionLinearisation(Linearisation):
         batch = z.shape[: z.dim() - noise_ndim]
         self._noise_shape = z.shape[z.dim() - noise_ndim :]
         self._num_draws = batch.numel()
-        with DifferentiableNormalisation():
+        with TwiceDifferentiable():
             value, self._pull = torch.func.vjp(  # type: ignore[misc]
                 function, z.reshape(-1, *self._noise_shape)
             )

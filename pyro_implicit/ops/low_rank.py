@@ -117,7 +117,8 @@ def _stacked_qr(upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
     batch = torch.broadcast_shapes(upper.shape[:-2], lower.shape[:-2])
     blocks = [block.expand(*batch, *block.shape[-2:]) for block in (upper, lower)]
     q, r = torch.linalg.qr(torch.cat(blocks, -2))
-    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r)
+    diagonal = r.diagonal(dim1=-2, dim2=-1)
+    sign = torch.ones_like(diagonal).where(diagonal >= 0, -1.0)
     return q * sign[..., None, :], r * sign[..., :, None]
 
 

@@ -13,7 +13,7 @@ __all__ = ["second_derivatives"]
 _PATTERN = re.compile(r"derivative for aten::(\w+?)(?:_backward|_jvp)? is not implemented")
 _INSTEAD = {
     "scaled_dot_product": "Run attention `with torch.nn.attention.sdpa_kernel(torch.nn.attention."
-    "SDPBackend.MATH):` in the module's forward.",
+    "SDPBackend.MATH):` in the model.",
     "hardsigmoid": "Use nn.Sigmoid().",
 }
 

@@ -27,9 +27,10 @@ is one of the 4 deviations.
 
 A thousand of these gradients cost about as much as 125 to 500 steps of training.
 
-A network of two and more hidden layers and up to 256 latents has 5 mean-field fits more, from draws
-of its prior, 1000 steps of 16 draws at once each, and its Gaussians are compared with all their
-copies (:class:`~pyro_implicit.guides.initialization.copies.Copies`).
+A network of up to 256 latents whose hidden units can be exchanged has 5 mean-field fits more, from
+draws of its prior, 1000 steps of 16 draws at once each, and another full-rank fit from the best of
+these. With two hidden layers and more its Gaussians are compared with all their copies
+(:class:`~pyro_implicit.guides.initialization.copies.Copies`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from torch import Tensor
 
 from pyro_implicit._progress import progress_bar, progress_is_hidden
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.initialization.copies import find_copies, may_be_deep
+from pyro_implicit.guides.initialization.copies import find_copies, may_have_units
 from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root
 from pyro_implicit.guides.initialization.fits_from_prior import NUM_PRIOR_DRAWS, fit_from_prior
 from pyro_implicit.guides.initialization.full_rank import fit_full_rank
@@ -101,7 +102,7 @@ class _Task:
     is_whole: bool  # whether all rows are seen
     is_settled: bool  # and nothing else is trained, so that a location found is final
     has_layers: bool  # at least half of the latents are weights, of several layers
-    prior_draws: Sequence[Tensor] = ()  # of a small deep network
+    prior_draws: Sequence[Tensor] = ()  # of a small network
 
     @property
     def is_network(self) -> bool:
@@ -151,7 +152,7 @@ def auto_start(
         if not fixed:
             pairs = [(site, trace.nodes[site.name]) for site in sites]
             found = locations(pairs, loc)
-            may_have_copies = task.has_layers and not task.is_network and may_be_deep(sites)
+            may_have_copies = task.has_layers and not task.is_network and may_have_units(sites)
         shown = not progress_is_hidden()
         with progress_bar(
             desc="start of the guide", delay=_BAR_DELAY_SECONDS, leave=False, shown=shown
@@ -174,12 +175,12 @@ def auto_start(
 def _with_copies(
     trials: Trials, pairs: Sequence[tuple[LatentSite, Any]], loc: Tensor, task: _Task
 ) -> _Task:
-    """The task of a small network, with draws of its prior if it has two hidden layers and more."""
+    """The task of a small network, with draws of its prior if its units can be exchanged."""
     draws = prior_draws(pairs, loc, NUM_PRIOR_DRAWS)
     copies = find_copies(trials.density.log_joint, [site for site, _ in pairs], draws, loc)
-    if not copies.is_deep:
+    if not copies.groups:
         return task
-    trials.copies = copies
+    trials.copies = copies if copies.is_deep else None
     return replace(task, prior_draws=draws)
 
 
@@ -269,17 +270,16 @@ def _try_gaussians(trials: Trials, point: Tensor, loc: Tensor, task: _Task) -> N
 
 def _try_full_rank(trials: Trials, task: _Task) -> None:
     """
-    From the best of all others, and of a small deep network from the fit from draws of its prior.
+    From the best of all others, and of a small network from the fit from draws of its prior.
 
-    What that has learned may show in correlations alone: it gained 20 nats by them where the best
-    of the others, which had learned nothing, gained none.
+    What one of the two has learned may show in correlations alone: it gained 20 nats by them where
+    the other, which had learned nothing, gained none.
     """
-    best = trials.best()
-    begins = {"full rank": best}
-    if _OF_PRIOR != best:
+    begins = {"full rank": trials.best(but=_OF_PRIOR)}
+    if _OF_PRIOR in trials.starts:
         begins["full rank, fitted from draws of the prior"] = _OF_PRIOR
     for name, begin in begins.items():
-        if begin in trials.starts:
+        if begin is not None:
             trials.judge(name, partial(_full_rank, trials, trials.starts[begin], task))
 
 

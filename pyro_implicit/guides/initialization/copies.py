@@ -26,7 +26,7 @@ from pyro_implicit.guides.initialization.unit_groups import UnitGroup, unit_grou
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["Copies", "find_copies", "may_be_deep"]
+__all__ = ["Copies", "find_copies", "may_have_units"]
 
 _NUM_DRAWS = 32
 _NUM_POINTS = 3  # at which units are compared
@@ -34,15 +34,14 @@ _NEAR = 0.3
 _MAX_PAIRS = 300  # of units of one group that are compared
 
 
-def may_be_deep(sites: Sequence[LatentSite]) -> bool:
+def may_have_units(sites: Sequence[LatentSite]) -> bool:
     """
-    Whether matrices follow each other as those of two hidden layers would, or of more.
+    Whether two matrices that follow each other have a size in common, as those of a hidden layer.
 
     :param sites: the latent sites, in order.
     """
     shapes = [tuple(site.shape)[-site.event_dim :][:2] for site in sites if site.event_dim >= 2]
-    pairs = zip(shapes[:-1], shapes[1:], strict=True)
-    return sum(bool(set(one) & set(other)) for one, other in pairs) > 1
+    return any(set(one) & set(other) for one, other in zip(shapes[:-1], shapes[1:], strict=True))
 
 
 def find_copies(
@@ -97,10 +96,12 @@ class Copies:
     @property
     def is_deep(self) -> bool:
         """
-        Whether a network has two hidden layers or more.
+        Whether there are two hidden layers or more, of which copies are to be counted.
 
-        With one, quick fits learn what there is to learn, and end higher than quiet ones from a
-        draw of the prior (by half a nat after 4000 steps, on classes by six units).
+        With one, what learns something is above what does not by its own bound, and of two that
+        have learned the one with fewer copies may be the better start: units that are given up to
+        the prior are covered by one Gaussian. (Of 20 units for a sine of 100 rows the one with
+        copies for 48 nats ended 17 nats lower than that with 20, and 0.09 a row worse.)
         """
         return len(self.groups) > 1
 

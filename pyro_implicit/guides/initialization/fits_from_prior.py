@@ -1,4 +1,4 @@
-"""Mean-field fits of a small deep network from draws of its prior, by steps of little noise."""
+"""Mean-field fits of a small network from draws of its prior, by steps of little noise."""
 
 from __future__ import annotations
 

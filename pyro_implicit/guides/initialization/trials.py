@@ -32,7 +32,7 @@ class Trials:
     :param SearchDensity density: the density.
     :param int num_samples: draws that Gaussians are compared on.
     :param sizes: of the parts of the latents that the guide makes independently.
-    :param Copies copies: of a small deep network, how many copies a Gaussian has.
+    :param Copies copies: of a small network, how many copies a Gaussian has.
     """
 
     density: SearchDensity
@@ -85,13 +85,16 @@ class Trials:
             note = _NOTE_IF_NOT_FINITE
         self.gaussians.append(Trial(name, score, note))
 
-    def best(self) -> str | None:
+    def best(self, but: str | None = None) -> str | None:
         """
         The name of the Gaussian with the highest score, None if all have failed.
 
-        Of a small deep network it is that of all copies of the Gaussian together.
+        Of a small network it is that of all copies of the Gaussian together.
+
+        :param str but: the name of one that is not to be looked at.
         """
-        return max(self._worth, key=lambda name: self._worth[name], default=None)
+        names = [name for name in self._worth if name != but]
+        return max(names, key=lambda name: self._worth[name], default=None)
 
     def nats_of_copies(self, loc: Tensor, factor: Tensor) -> float:
         """What :class:`Copies` says, or 0."""

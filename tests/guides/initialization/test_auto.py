@@ -514,8 +514,8 @@ def test_a_small_network_is_fitted(quick: None, num_inputs: int) -> None:
 FROM_PRIOR = "mean field, fitted from draws of the prior"
 
 
-@pytest.mark.parametrize("kind", ["deep", "branching", "shallow"])
-def test_a_small_deep_network_is_fitted_from_draws_of_its_prior_too(quick: None, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["deep", "shallow", "branching", "linear"])
+def test_a_small_network_is_fitted_from_draws_of_its_prior_too(quick: None, kind: str) -> None:
     if kind == "branching":  # which vectorises no draws: the candidate is dropped by name
 
         def net(x: Tensor) -> Tensor:
@@ -527,10 +527,12 @@ def test_a_small_deep_network_is_fitted_from_draws_of_its_prior_too(quick: None,
     else:
         hidden = [nn.Linear(3, 3)] if kind == "deep" else []
         net = _net(nn.Linear(2, 3), *hidden, nn.Linear(3, 1))
+        if kind == "linear":
+            net = _net(nn.Linear(2, 1))
     model, data = _fits(net, 2)
     gaussians = _report(HyperNetworkGuide(model).setup(*data)).gaussians
     found = [trial for trial in gaussians if trial.name == FROM_PRIOR]
-    assert len(found) == (kind != "shallow")
+    assert len(found) == (kind != "linear")
     if kind == "branching":
         assert found[0].score == -math.inf and found[0].note.endswith("dropped")
     elif found:

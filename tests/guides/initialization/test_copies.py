@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit.guides.initialization.copies import Copies, find_copies, may_be_deep
+from pyro_implicit.guides.initialization.copies import Copies, find_copies, may_have_units
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -145,22 +145,22 @@ def test_of_many_units_some_pairs_tell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "deep"),
+    ("shapes", "some"),
     [
         ([(8, 3), (8,), (8, 8), (8,), (1, 8), (1,)], True),  # torch's layers
         ([(3, 8), (8, 5), (5, 1)], True),
         ([(3, 8)], False),
-        ([(3, 8), (8, 1)], False),
+        ([(3, 8), (8, 1)], True),
         ([(3, 8), (5, 1)], False),
         ([(6, 1, 3, 3), (16, 6, 3, 3), (10, 16)], True),
     ],
 )
-def test_shapes_tell_where_there_is_something_to_look_for(shapes: Any, deep: bool) -> None:
+def test_shapes_tell_where_there_is_something_to_look_for(shapes: Any, some: bool) -> None:
     def model() -> None:
         for index, shape in enumerate(shapes):
             pyro.sample(f"w{index}", dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape)))
 
-    assert may_be_deep(_sites(model)) == deep
+    assert may_have_units(_sites(model)) == some
 
 
 @pytest.mark.parametrize("fails", ["raises", "has no density", "is random", "takes no doubles"])
@@ -181,11 +181,11 @@ def test_models_that_cannot_be_looked_at_have_none_or_are_looked_at_in_single(fa
     sites = _sites(network, *DATA)
     points = [torch.randn(NUM_LATENTS) for _ in range(3)]
     found = find_copies(LogJoint(model, sites, DATA, {}), sites, points, points[0])
-    assert found.is_deep == (fails == "takes no doubles")
+    assert len(found.groups) == 2 * (fails == "takes no doubles")
 
 
 def test_where_no_draw_has_a_density_it_is_looked_for_near_the_location() -> None:
     sites, nowhere = _sites(network, *DATA), torch.full((NUM_LATENTS,), math.inf)
     joint = LogJoint(network, sites, DATA, {})
-    assert find_copies(joint, sites, [nowhere], torch.zeros(NUM_LATENTS)).is_deep
-    assert not find_copies(joint, sites, [nowhere], nowhere).is_deep
+    assert find_copies(joint, sites, [nowhere], torch.zeros(NUM_LATENTS)).groups
+    assert not find_copies(joint, sites, [nowhere], nowhere).groups

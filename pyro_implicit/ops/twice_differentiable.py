@@ -1,37 +1,50 @@
-"""Normalising layers whose Jacobians can be differentiated once more."""
+"""Operations in a form whose Jacobian can be differentiated once more."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["DifferentiableNormalisation"]
+__all__ = ["TwiceDifferentiable"]
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
-class DifferentiableNormalisation(TorchFunctionMode):
+class TwiceDifferentiable(TorchFunctionMode):
     """
-    Writes layer and instance normalisation out, in operations with right derivatives of all orders.
+    Writes operations out whose derivative of a derivative torch gets wrong, or does not have.
 
-    Those of torch are one operation each, which keeps mean and deviation beside its output and
-    takes them for constants when a product ``J v`` is differentiated: by forward mode, or by
-    differentiating a gradient twice. The gradient of a log-determinant was off by half of itself,
-    without a word (torch 2.13 to 2.15). Values, first derivatives and Hessians of torch are right,
-    and group, batch and root-mean-square normalisation in all orders.
-
-    Instance normalisation that keeps running statistics is left as it is.
+    *Layer and instance normalisation* of torch are one operation each, which keeps mean and
+    deviation beside its output and takes them for constants when a product ``J v`` is
+    differentiated: by forward mode, or by differentiating a gradient twice. The gradient of a
+    log-determinant was off by half of itself, without a word (torch 2.13 to 2.15). Values, first
+    derivatives and Hessians of torch are right, and group, batch and root-mean-square
+    normalisation in all orders. Instance normalisation that keeps running statistics is left as it
+    is. *Gated linear units* have no derivative of their forward mode, and *attention* has second
+    derivatives in its plain form alone, which is taken.
 
     Example::
 
-        with DifferentiableNormalisation():
+        with TwiceDifferentiable():
             jacobian = torch.func.jacfwd(layer)(z)
     """
+
+    def __enter__(self) -> TwiceDifferentiable:
+        self._plain_attention = ExitStack()
+        self._plain_attention.enter_context(sdpa_kernel(SDPBackend.MATH))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._plain_attention.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         written_out = _WRITTEN_OUT.get(func)
@@ -77,6 +90,14 @@ def _instance_norm(
     return (out if bias is None else out + bias.reshape(by_channel)).to(input.dtype)
 
 
+def _glu(input: Tensor, dim: int = -1) -> Tensor | None:  # noqa: A002
+    """``torch.nn.functional.glu``; None for shapes that it refuses."""
+    if input.dim() == 0 or input.shape[dim] % 2:
+        return None
+    value, gate = input.chunk(2, dim)
+    return value * gate.sigmoid()
+
+
 def _standardised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     """Without mean and with deviation 1 over ``dims``, in single precision at least."""
     x = x.float() if x.dtype in _LOW_PRECISION else x
@@ -85,6 +106,7 @@ def _standardised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
 
 
 _WRITTEN_OUT: dict[Any, Callable[..., Tensor | None]] = {
+    F.glu: _glu,
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.instance_norm: _instance_norm,

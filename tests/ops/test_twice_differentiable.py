@@ -1,4 +1,4 @@
-"""Normalising layers: values of torch's, and derivatives of a Jacobian by finite differences."""
+"""What is written out: the values of torch, and Jacobians' gradients by finite differences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from pyro_implicit.ops.jacobian import function_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation
-from pyro_implicit.ops.normalisation import DifferentiableNormalisation
+from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(-1, 3, 4)).reshape(*x.shape[:-1], 12)
+
 
 _LAYERS = {
     "layer": nn.LayerNorm(12),
@@ -28,6 +38,7 @@ _LAYERS = {
     "weight": nn.utils.parametrizations.weight_norm(nn.Linear(12, 12)),
     "softmax": nn.Softmax(-1),
     "GLU": nn.GLU(-1),
+    "attention": _Attention(),
     "GELU": nn.GELU(),
 }
 
@@ -83,10 +94,11 @@ def test_values_are_those_of_torch(dtype: torch.dtype) -> None:
         lambda: torch.layer_norm(x, (5,), weight),
         lambda: F.instance_norm(x, weight=by_channel, bias=by_channel, eps=0.1),
         lambda: torch.instance_norm(x, by_channel, None, None, None, True, 0.1, 1e-5, False),
+        lambda: F.glu(x, 2),
     ]
     for call in calls:
         right = call()
-        with DifferentiableNormalisation():
+        with TwiceDifferentiable():
             found = call()
         assert found.dtype == dtype
         torch.testing.assert_close(found, right)
@@ -94,7 +106,7 @@ def test_values_are_those_of_torch(dtype: torch.dtype) -> None:
 
 def test_low_precision_is_widened_within() -> None:
     x = (3 + 2 * torch.randn(2, 3, 8)).bfloat16()
-    with DifferentiableNormalisation():
+    with TwiceDifferentiable():
         found = F.instance_norm(x), F.layer_norm(x, (8,))
     right = F.instance_norm(x.float()), F.layer_norm(x.float(), (8,))
     for one, exact in zip(found, right, strict=True):
@@ -104,12 +116,14 @@ def test_low_precision_is_widened_within() -> None:
 def test_running_statistics_and_errors_stay_those_of_torch() -> None:
     layer = nn.InstanceNorm1d(3, track_running_stats=True)
     x = torch.randn(2, 3, 4)
-    with DifferentiableNormalisation():
+    with TwiceDifferentiable():
         layer(x)
         assert layer.running_mean is not None and layer.running_mean.abs().sum() > 0
         evaluated = layer.eval()(x)
         with pytest.raises(RuntimeError, match="normalized_shape"):
             F.layer_norm(x, (5,))
+        with pytest.raises(RuntimeError, match="dimension must be even"):
+            F.glu(x[:, :, :3])
         with pytest.raises(ValueError, match="more than 1 spatial element"):
             F.instance_norm(x[..., :1])
     torch.testing.assert_close(evaluated, layer(x))
