@@ -32,6 +32,9 @@ class TwiceDifferentiable(TorchFunctionMode):
 
     Example::
 
+        from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
+
+        layer, z = torch.nn.LayerNorm(3), torch.randn(3)
         with TwiceDifferentiable():
             jacobian = torch.func.jacfwd(layer)(z)
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,37 +17,39 @@ from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
 class _Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            4, 2, 5, dropout=0.0, activation="gelu", batch_first=True
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.reshape(-1, 3, 4)).reshape(*x.shape[:-1], 12)
 
 
-_LAYERS = {
-    "layer": nn.LayerNorm(12),
-    "layer, two dimensions": nn.Sequential(
+_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: nn.LayerNorm(12),
+    "layer, two dimensions": lambda: nn.Sequential(
         nn.Unflatten(-1, (3, 4)), nn.LayerNorm((3, 4)), nn.Flatten(-2)
     ),
-    "layer, no scale": nn.LayerNorm(12, elementwise_affine=False),
-    "instance": nn.Sequential(
+    "layer, no scale": lambda: nn.LayerNorm(12, elementwise_affine=False),
+    "instance": lambda: nn.Sequential(
         nn.Unflatten(-1, (3, 4)), nn.InstanceNorm1d(3, affine=True), nn.Flatten(-2)
     ),
-    "instance, images": nn.Sequential(
+    "instance, images": lambda: nn.Sequential(
         nn.Unflatten(-1, (3, 2, 2)), nn.InstanceNorm2d(3), nn.Flatten(-3)
     ),
-    "group": nn.Sequential(nn.Unflatten(-1, (4, 3)), nn.GroupNorm(2, 4), nn.Flatten(-2)),
-    "root mean square": nn.RMSNorm(12),
-    "weight": nn.utils.parametrizations.weight_norm(nn.Linear(12, 12)),
-    "softmax": nn.Softmax(-1),
-    "GLU": nn.GLU(-1),
-    "attention": _Attention(),
-    "GELU": nn.GELU(),
+    "group": lambda: nn.Sequential(nn.Unflatten(-1, (4, 3)), nn.GroupNorm(2, 4), nn.Flatten(-2)),
+    "root mean square": lambda: nn.RMSNorm(12),
+    "weight": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(12, 12)),
+    "softmax": lambda: nn.Softmax(-1),
+    "GLU": lambda: nn.GLU(-1),
+    "attention": lambda: _Attention(),
+    "GELU": lambda: nn.GELU(),
 }
 
 
 def _network(name: str) -> nn.Module:
     torch.manual_seed(3)
-    network = nn.Sequential(nn.Linear(12, 12), _LAYERS[name], nn.Tanh()).double()
+    network = nn.Sequential(nn.Linear(12, 12), _LAYERS[name](), nn.Tanh()).double()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

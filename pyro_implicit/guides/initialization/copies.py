@@ -56,7 +56,8 @@ def find_copies(
     :param torch.Tensor loc: any location, near which to look where no draw has a density.
     :returns: without any where the model cannot be looked at.
     """
-    noise = torch.randn(_NUM_POINTS, len(loc), generator=torch.Generator().manual_seed(0))
+    random = torch.Generator("cpu").manual_seed(0)
+    noise = torch.randn(_NUM_POINTS, len(loc), generator=random, device="cpu")
     near = list(loc + _NEAR * noise.to(loc))
     arguments = _pytree.tree_map(_in_double, (log_joint.args, log_joint.kwargs))
     in_double = LogJoint(log_joint.model, sites, *arguments)
@@ -128,7 +129,7 @@ def _of_orders(density: _GaussianRatio, group: UnitGroup) -> float:
     """Of the orders of one group."""
     n = group.size
     pairs = list(_pairs(n))
-    total = torch.zeros(n)
+    total = torch.zeros(n, device="cpu")
     for one, other in pairs:
         alike = density.overlap(group.swap(one, other), None)
         if group.flipped:

@@ -70,7 +70,7 @@ class UnitGroup:
         """
         parts, start = [], 0
         for index, shape in enumerate(self.shapes):
-            part = torch.arange(start, start + shape.numel()).reshape(shape)
+            part = torch.arange(start, start + shape.numel(), device="cpu").reshape(shape)
             start += shape.numel()
             for axis in self.axes:
                 if axis.site == index:
@@ -81,7 +81,7 @@ class UnitGroup:
 
     def swap(self, one: int, other: int) -> Tensor:
         """:meth:`places` of two units that change places."""
-        order = torch.arange(self.size)
+        order = torch.arange(self.size, device="cpu")
         order[one], order[other] = other, one
         return self.places(order)
 
@@ -92,7 +92,7 @@ class UnitGroup:
         :param units: their numbers.
         :returns: 1 or -1, shape ``(m,)``.
         """
-        parts = [torch.ones(shape) for shape in self.shapes]
+        parts = [torch.ones(shape, device="cpu") for shape in self.shapes]
         for axis in self.axes:
             if axis.site in self.flipped:
                 for unit in units:
@@ -138,7 +138,8 @@ def _joined(
 ) -> list[tuple[_Axis, ...]]:
     """Sets of axes along which the density has mixed second derivatives."""
     count, dtype = len(every.axes), points[0].dtype
-    links, random = torch.zeros(count, count), torch.Generator().manual_seed(0)
+    random = torch.Generator("cpu").manual_seed(0)
+    links = torch.zeros(count, count, device="cpu")
     for point in points:
         alike = point
         for axis in every.axes:
@@ -157,11 +158,10 @@ def _joined(
 
 def _unlike(every: UnitGroup, axis: _Axis, random: torch.Generator) -> Tensor:
     """A direction that makes units 0 and 1 unlike on one axis, and keeps them alike on others."""
-    way = torch.randn(sum(shape.numel() for shape in every.shapes), generator=random)
-    inside = torch.cat(
-        [torch.full((s.numel(),), float(i == axis.site)) for i, s in enumerate(every.shapes)]
-    )
-    way = way * inside
+    sizes = [shape.numel() for shape in every.shapes]
+    way = torch.randn(sum(sizes), generator=random, device="cpu")
+    for site, part in enumerate(way.split(sizes)):
+        part.mul_(float(site == axis.site))
     for other in every.axes:
         if other.site == axis.site and other != axis:
             way = way + way[_alone(every, other).swap(0, 1)]
@@ -195,7 +195,7 @@ def _is_symmetry(
     density: Callable[[Tensor], Tensor], group: UnitGroup, points: Sequence[Tensor]
 ) -> bool:
     """Whether two units can be swapped and all moved on, which makes every order."""
-    orders = [group.swap(0, 1), group.places(torch.arange(group.size).roll(1))]
+    orders = [group.swap(0, 1), group.places(torch.arange(group.size, device="cpu").roll(1))]
     return all(_same(density, u, u[order]) for u in points for order in orders)
 
 
