@@ -18,7 +18,7 @@ class ModuleGenerator(Generator):
     Any ``nn.Module`` as a generator.
 
     Jacobians come from ``torch.func``, with what torch differentiates wrongly the second time
-    written out (:mod:`pyro_implicit.ops.twice_differentiable`), and column by column where it
+    written out (``pyro_implicit.ops.twice_differentiable``), and column by column where it
     cannot map a layer (recurrent ones). Objectives that need a Jacobian refuse operations without
     a second derivative. Layers that push their own Jacobians forward are for
     :class:`~pyro_implicit.generators.NnjGenerator`.
