@@ -86,8 +86,8 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
 
     The guide is built at its first call, by :meth:`setup`, or from a saved state, which needs
     neither the data nor a call of the model. With ``init_from="auto"`` the first call also tries
-    several locations and Gaussians, by at most some 1800 gradients of one draw (of a network of two
-    and more hidden layers 5000 more of 16 draws at once), and the guide begins as the best of them;
+    several locations and Gaussians, by at most some 1800 gradients of one draw (of a network of up
+    to 256 latents 5000 more of 16 draws at once), and the guide begins as the best of them;
     :attr:`start_report` lists them. Networks of more than 256 latents begin narrow, at their own
     initial values. :doc:`Where a guide starts </howto/start>` has the procedure.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -40,14 +39,14 @@ class TwiceDifferentiable(TorchFunctionMode):
     """
 
     def __enter__(self) -> TwiceDifferentiable:
-        self._plain_attention = ExitStack()
-        self._plain_attention.enter_context(sdpa_kernel(SDPBackend.MATH))
+        self._plain_attention = sdpa_kernel(SDPBackend.MATH)
+        self._plain_attention.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._plain_attention.close()
+        self._plain_attention.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         written_out = _WRITTEN_OUT.get(func)

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from pyro_implicit._progress import progress_bar, progress_is_hidden
 from pyro_implicit._random import RandomStream
-from pyro_implicit.guides.initialization.copies import find_copies, may_have_units
+from pyro_implicit.guides.initialization.copies import find_copies
 from pyro_implicit.guides.initialization.curvature import find_mode, inverse_root
 from pyro_implicit.guides.initialization.fits_from_prior import NUM_PRIOR_DRAWS, fit_from_prior
 from pyro_implicit.guides.initialization.full_rank import fit_full_rank
@@ -148,11 +148,10 @@ def auto_start(
         task = _Task(unit, fixed, location_only, *known)
         if cut is not None:
             return _bare(loc, task), _untried(f"site {cut!r} shows some of its rows only")
-        found, may_have_copies = {"the location given": loc}, False
+        found, pairs = {"the location given": loc}, []
         if not fixed:
             pairs = [(site, trace.nodes[site.name]) for site in sites]
             found = locations(pairs, loc)
-            may_have_copies = task.has_layers and not task.is_network and may_have_units(sites)
         shown = not progress_is_hidden()
         with progress_bar(
             desc="start of the guide", delay=_BAR_DELAY_SECONDS, leave=False, shown=shown
@@ -160,7 +159,7 @@ def auto_start(
             num_samples = _NUM_BOUND_DRAWS if task.is_whole else _NUM_ROUGH_DRAWS
             density = SearchDensity(_on_these_rows(log_joint, trace), bar)
             trials = Trials(density, num_samples, sizes or (loc.numel(),))
-            if may_have_copies:
+            if pairs and task.has_layers and not task.is_network:
                 task = _with_copies(trials, pairs, loc, task)
             start, notes = _search(trials, found, task)
     return start, StartReport(

@@ -26,22 +26,12 @@ from pyro_implicit.guides.initialization.unit_groups import UnitGroup, unit_grou
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 
-__all__ = ["Copies", "find_copies", "may_have_units"]
+__all__ = ["Copies", "find_copies"]
 
 _NUM_DRAWS = 32
 _NUM_POINTS = 3  # at which units are compared
 _NEAR = 0.3
 _MAX_PAIRS = 300  # of units of one group that are compared
-
-
-def may_have_units(sites: Sequence[LatentSite]) -> bool:
-    """
-    Whether two matrices that follow each other have a size in common, as those of a hidden layer.
-
-    :param sites: the latent sites, in order.
-    """
-    shapes = [tuple(site.shape)[-site.event_dim :][:2] for site in sites if site.event_dim >= 2]
-    return any(set(one) & set(other) for one, other in zip(shapes[:-1], shapes[1:], strict=True))
 
 
 def find_copies(
@@ -127,13 +117,13 @@ class Copies:
 
 def _of_orders(density: _GaussianRatio, group: UnitGroup) -> float:
     """Of the orders of one group."""
-    n = group.size
-    pairs = list(_pairs(n))
+    n, pairs = group.size, _pairs(group.size)
     total = torch.zeros(n, device="cpu")
     for one, other in pairs:
-        alike = density.overlap(group.swap(one, other), None)
+        places = group.swap(one, other)
+        alike = density.overlap(places, None)
         if group.flipped:
-            alike = max(alike, density.overlap(group.swap(one, other), group.signs([one, other])))
+            alike = max(alike, density.overlap(places, group.signs([one, other])))
         total[[one, other]] += alike
     alike_to = 1 + total * (n * (n - 1) / 2) / len(pairs)
     return math.lgamma(n + 1) - float((torch.lgamma(alike_to + 1) / alike_to).sum())

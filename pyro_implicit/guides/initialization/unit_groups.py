@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class UnitGroup:
     size: int
     axes: tuple[_Axis, ...]
     shapes: tuple[torch.Size, ...]
-    flipped: frozenset[int] = field(default=frozenset())
+    flipped: frozenset[int] = frozenset()
 
     def places(self, order: Tensor) -> Tensor:
         """

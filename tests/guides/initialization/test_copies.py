@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_implicit.guides.initialization.copies import Copies, find_copies, may_have_units
+from pyro_implicit.guides.initialization.copies import Copies, find_copies
 from pyro_implicit.guides.latent_site import LatentSite
 from pyro_implicit.handlers.log_joint import LogJoint
 
@@ -142,25 +142,6 @@ def test_of_many_units_some_pairs_tell() -> None:
     expected = math.lgamma(n + 1) - 2 * math.lgamma(n // 2 + 1)
     found = copies.nats(loc, torch.full((2 * n,), 0.1))
     assert found == pytest.approx(expected, rel=0.15)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "some"),
-    [
-        ([(8, 3), (8,), (8, 8), (8,), (1, 8), (1,)], True),  # torch's layers
-        ([(3, 8), (8, 5), (5, 1)], True),
-        ([(3, 8)], False),
-        ([(3, 8), (8, 1)], True),
-        ([(3, 8), (5, 1)], False),
-        ([(6, 1, 3, 3), (16, 6, 3, 3), (10, 16)], True),
-    ],
-)
-def test_shapes_tell_where_there_is_something_to_look_for(shapes: Any, some: bool) -> None:
-    def model() -> None:
-        for index, shape in enumerate(shapes):
-            pyro.sample(f"w{index}", dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape)))
-
-    assert may_have_units(_sites(model)) == some
 
 
 @pytest.mark.parametrize("fails", ["raises", "has no density", "is random", "takes no doubles"])
