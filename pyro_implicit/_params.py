@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import pyro
 import torch
@@ -12,7 +13,7 @@ from pyro.poutine.runtime import effectful
 
 from pyro_implicit._warn import warn
 
-__all__ = ["emit_params", "take_loaded"]
+__all__ = ["emit_params", "take_loaded", "unconstrained"]
 
 #: what this process has put into the store, by identity: another entry was loaded into it
 _put: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -124,6 +125,18 @@ def _emit(full_name: str, parameter: torch.nn.Parameter) -> None:
     alias = parameter.detach()
     alias.unconstrained = weakref.ref(parameter)  # type: ignore[attr-defined]
     _statement(full_name, alias, constraint=constraints.real, name=full_name)
+
+
+def unconstrained(value: Any) -> torch.Tensor:
+    """
+    Gives what an optimiser changes of a parameter that a trace has met.
+
+    :param torch.Tensor value: of a ``param`` site. With ``module_local_params`` a plain
+        ``nn.Parameter`` of a PyroModule is told of as itself, and nothing leads from it to itself.
+    :returns: the unconstrained tensor.
+    """
+    found: torch.Tensor = value.unconstrained() if hasattr(value, "unconstrained") else value
+    return found
 
 
 @effectful(type="param")

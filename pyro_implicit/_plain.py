@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_implicit._checks import shown
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import ImplicitError, StateError
 
 __all__ = ["as_state_error", "check_like", "first_difference", "non_finite"]
 
@@ -30,6 +30,12 @@ def as_state_error(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         line = (str(error).strip() or "no message").splitlines()[0]
+        if isinstance(error, ImplicitError):  # what is to take it up may be made otherwise
+            raise StateError(
+                f"{what} cannot be taken up ({type(error).__name__}: {line}). Make what is to take "
+                "it up with the same options as what was saved; if that is so, the state is "
+                "damaged, was changed by hand, or was written by something else."
+            ) from error
         raise StateError(
             f"{what} cannot be taken up: it is damaged, was changed by hand, or was written by "
             f"something else ({type(error).__name__}: {line})."

@@ -29,6 +29,8 @@ NOTE_OF_PREDICTIVE = "posterior_predictive_omitted"
 
 #: made only where it is asked for: it costs one more run of the model for each draw
 GROUP_ON_REQUEST = "sample_stats"
+#: whose runs of the model draw what it observes
+_GROUPS_OF_DRAWN_DATA = ("posterior_predictive", "prior", "prior_predictive")
 
 
 def choose_groups(
@@ -49,7 +51,8 @@ def choose_groups(
         a prior, or predictions from a discrete latent that all data share.
     """
     empty = _empty_groups(program, has_constants)
-    undrawable = [name for name, site in program.sites.items() if not site.drawable]
+    undrawable = [name for name, site in program.of_kind("latent").items() if not site.drawable]
+    densities = [name for name, site in program.of_kind("observed").items() if not site.drawable]
     notes: dict[str, str] = {}
     if groups is None:
         left_out = set(empty) if has_statistics else {*empty, GROUP_ON_REQUEST}
@@ -60,6 +63,9 @@ def choose_groups(
         if "posterior_predictive" in chosen and program.choices_for_all:
             chosen.remove("posterior_predictive")
             notes[NOTE_OF_PREDICTIVE] = str(choice_for_all(next(iter(program.choices_for_all))))
+        if densities:
+            chosen = [group for group in chosen if group not in _GROUPS_OF_DRAWN_DATA]
+            notes["prior_omitted"] = notes[NOTE_OF_PREDICTIVE] = _no_sample(densities)
     else:
         chosen = _checked_names(groups)
         for group in chosen:
@@ -71,11 +77,20 @@ def choose_groups(
                     "drawn (an ImproperUniform has no samples); leave the group out, or give these "
                     "sites a proper prior"
                 )
+            if densities and group in _GROUPS_OF_DRAWN_DATA:
+                raise SiteError(f"group {group!r} was asked for, but {_no_sample(densities)}")
     if "posterior_predictive" in chosen and program.choices_for_all:
         raise choice_for_all(next(iter(program.choices_for_all)))
     if "log_likelihood" in chosen:
         _check_likelihood(program, chosen)
     return tuple(chosen), notes
+
+
+def _no_sample(densities: list[str]) -> str:
+    return (
+        f"the distribution of observed sites {densities} has no sample(), so that data cannot be "
+        "drawn; posterior, log_likelihood and observed_data need none"
+    )
 
 
 def check_size(

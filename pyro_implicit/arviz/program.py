@@ -346,7 +346,9 @@ def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
         check_observation(site)
     value = _value_slot(site, kind)
     log_prob = _log_prob_slot(site, value) if kind == "observed" else None
-    drawable = kind != "latent" or _drawable(site["fn"])
+    drawable = True
+    if kind in ("latent", "observed"):
+        drawable = _drawable(site["fn"], is_observed=kind == "observed")
     is_listed = kind == "free" and _is_listed(site)
     drawn = _drawn_dtype(site["fn"]) if kind == "observed" else None
     return Site(name, kind, value, log_prob, drawable, is_listed, drawn)
@@ -397,10 +399,17 @@ def _drawn_dtype(fn: Any) -> torch.dtype | None:
     return drawn.dtype if isinstance(drawn, Tensor) else None
 
 
-def _drawable(fn: Any) -> bool:
-    """Whether a distribution can be sampled; an ``ImproperUniform`` cannot."""
+def _drawable(fn: Any, is_observed: bool) -> bool:
+    """
+    Whether a distribution can be sampled; one of a density alone cannot.
+
+    What torch and Pyro say of data that cannot be drawn together is said where it is drawn.
+    """
     try:
-        fn.sample()
-    except NotImplementedError:
-        return False
+        with RandomStream(0):
+            fn.sample()
+    except NotImplementedError as error:
+        return is_observed and bool(str(error))
+    except Exception:
+        return True
     return True

@@ -22,6 +22,7 @@ from pyro_implicit._checks import check_instance, check_shape, check_tensor
 from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 from pyro_implicit.generators.base import Generator
+from pyro_implicit.generators.jacobian_route import settle_routes
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
 from pyro_implicit.generators.packed import named_tensors
 from pyro_implicit.generators.preconditioner import Preconditioner
@@ -283,11 +284,13 @@ class ImplicitDistribution(dist.TorchDistribution):
         :returns: shape ``batch_shape``.
         :raises ArgumentError: if no noise is fixed, or if ``scale=0`` and the generator has fewer
             noise dimensions than outputs.
-        :raises LayerError: if the generator is random or its draws depend on each other.
+        :raises LayerError: if the generator is random, its draws depend on each other, or torch
+            cannot differentiate its Jacobian.
         """
         if self.noise is None:
             raise ArgumentError("no noise is fixed: write distribution.given(z).half_log_det().")
         check_function_of_noise(self.generator, self.noise)
+        settle_routes(self.generator, self.noise)
         kept = None if self._linearisation is None else self._linearisation.log_abs_det
         if kept is not None and is_zero(self.scale):
             value = kept

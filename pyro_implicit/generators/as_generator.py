@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyro_implicit.exceptions import ArgumentError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, ImplicitError, ShapeError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.modes import evaluated
 from pyro_implicit.generators.module import ModuleGenerator, first_width
@@ -91,10 +91,13 @@ def _checked_module(module: nn.Module, noise_dim: int, output_dim: int) -> Modul
     with torch.no_grad(), evaluated(module):
         try:
             wrapped(torch.zeros(2, noise_dim, dtype=example.dtype, device=example.device))
-        except (RuntimeError, IndexError) as error:
+        except ImplicitError:
+            raise
+        except Exception as error:  # of whatever a user's module is made of
+            said = str(error).strip() or f"{type(error).__name__}."
             raise ShapeError(
                 f"the generator {type(module).__name__} fails on noises of shape (2, {noise_dim}) "
-                f"(with the context at the end, if the guide is conditional): {error} It must take "
+                f"(with the context at the end, if the guide is conditional): {said} It must take "
                 "(n, noise_dim): write another noise_dim, or wrap it as ModuleGenerator(module, "
                 "noise_shape, output_dim)."
             ) from error

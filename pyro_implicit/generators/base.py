@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_instance, check_tensor
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
+from pyro_implicit.generators.routes import route_of
 from pyro_implicit.ops.det_sign import det_sign
 from pyro_implicit.ops.jacobian import function_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
@@ -132,8 +133,11 @@ class Generator(nn.Module, ABC):
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
         :returns: Jacobians, shape ``(..., output_dim, noise_dim)``.
         """
+        route = route_of(self)
+        if route == "products":
+            return self.linearise(z).jacobian()
         try:
-            return function_jacobian(self, z, self.output_dim, len(self.noise_shape))
+            return function_jacobian(self, z, self.output_dim, len(self.noise_shape), route)
         except (NotImplementedError, RuntimeError, ValueError):  # of a layer that cannot be mapped
             return self.linearise(z).jacobian()
 

@@ -88,7 +88,7 @@ class _FirstInputs(Linearisation):
 
     def __init__(self, inner: Linearisation, input_dim: int) -> None:
         super().__init__(inner.value, input_dim)
-        self._inner = inner
+        self._inner, self.by_adjoint = inner, inner.by_adjoint
 
     def let_go(self) -> None:
         """See :meth:`Linearisation.let_go`."""

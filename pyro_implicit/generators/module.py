@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from pyro_implicit._checks import check_instance
-from pyro_implicit.exceptions import ShapeError
+from pyro_implicit._checks import check_instance, shown
+from pyro_implicit.exceptions import ArgumentError, ShapeError
 from pyro_implicit.generators.base import Generator
 
 __all__ = ["ModuleGenerator", "first_width"]
@@ -19,9 +19,11 @@ class ModuleGenerator(Generator):
 
     Jacobians come from ``torch.func``, with what torch differentiates wrongly the second time
     written out (``pyro_implicit.ops.twice_differentiable``), and column by column where it
-    cannot map a layer (recurrent ones). Objectives that need a Jacobian refuse operations without
-    a second derivative. Layers that push their own Jacobians forward are for
-    :class:`~pyro_implicit.generators.NnjGenerator`.
+    cannot map a layer (recurrent ones). Before the first step the gradient of the Jacobian by one
+    mode of torch is compared with that by another, at one noise, and a mode that is wrong is not
+    gone. Objectives that need a Jacobian refuse operations without a second derivative, and parts
+    that derivatives do not see (``torch.no_grad``, straight-through estimators). Layers that push
+    their own Jacobians forward are for :class:`~pyro_implicit.generators.NnjGenerator`.
 
     :param torch.nn.Module module: maps ``(n, *noise_shape)`` to ``(n, output_dim)``.
     :param noise_shape: shape of one noise.
@@ -37,6 +39,7 @@ class ModuleGenerator(Generator):
         """
         See :meth:`Generator.forward`.
 
+        :raises ArgumentError: if the module returns anything but a tensor of real numbers.
         :raises ShapeError: if the module takes noise of another shape, or returns another shape
             than ``(n, output_dim)``.
         """
@@ -48,6 +51,12 @@ class ModuleGenerator(Generator):
             if width in (None, self.noise_shape[-1]):
                 raise
             raise ShapeError(self._takes(width)) from error
+        if not isinstance(out, Tensor) or not out.is_floating_point():
+            raise ArgumentError(
+                f"the generator {type(self.module).__name__} returned {shown(out)}; expected one "
+                f"tensor of real numbers, shape ({batch.numel()}, {self.output_dim}): wrap it in a "
+                "module whose forward returns that alone."
+            )
         if out.shape != (batch.numel(), self.output_dim):
             raise ShapeError(
                 f"the generator {type(self.module).__name__} returned shape {tuple(out.shape)} for "

@@ -87,6 +87,7 @@ class _Scaled(Linearisation):
     def __init__(self, inner: Linearisation, factor: Tensor, value: Tensor) -> None:
         super().__init__(value, inner.input_dim)
         self._inner, self._factor = inner, factor
+        self.by_adjoint = inner.by_adjoint
 
     def let_go(self) -> None:
         """See :meth:`Linearisation.let_go`."""

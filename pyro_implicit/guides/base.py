@@ -414,7 +414,10 @@ class ImplicitGuide(DrawQuantiles, SavedGuide):
         self._sites, self._parts = sites, parts
         self._divided = divide(sites, [size for _, size in parts])
         self._prototype_frames = {f.name: f for site in sites for f in site.frames}
-        self._modules["_samplers"] = self._follow(nn.ModuleList(samplers).train(self.training))
+        built = nn.ModuleList(samplers)
+        if not self.training:  # while training, a module that came in evaluation mode stays there
+            built.eval()
+        self._modules["_samplers"] = self._follow(built)
 
     def _groups(self) -> list[tuple[str, list[LatentSite], Any]]:
         """Name of the flat latent, its sites and its sampler, for each independent part."""

@@ -96,7 +96,8 @@ class HyperNetworkGuide(ImplicitGuide):
         and 11% or more with tanh.
     :param generator: a generator of one's own: a :class:`~pyro_implicit.generators.Generator` or
         any ``nn.Module``, or a callable that makes one from the number of outputs, such as the
-        class :class:`~pyro_implicit.generators.ResidualGenerator`.
+        class :class:`~pyro_implicit.generators.ResidualGenerator`. It is the module itself that is
+        trained, in the precision of the latents; parts in evaluation mode stay there.
     :param float init_scale: standard deviation of the first draws in the unconstrained space. If it
         is given, ``init_from="auto"`` chooses the location alone; a start as a Gaussian has its
         deviations. By default what the start finds, and with ``init_from=None`` 0.5 for an

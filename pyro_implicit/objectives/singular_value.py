@@ -172,7 +172,7 @@ class SingularValueELBO(ImplicitELBO):
         start = self._start(site, jacobian)
         pair = smallest_eigenpair(jacobian, start, self.num_iterations, self.tolerance)
         self._remember(site, pair)
-        square = jacobian.product(pair.vector[None])[0].square().sum(-1)
+        square = jacobian.squared_norm(pair.vector)
         # theory/linearised.md (singular-value-bound), Eq. 17 of Uppal et al.
         value = 0.5 * jacobian.size * (jacobian.floor + square).log() + jacobian.log_scale()
         return value.to(jacobian.dtype) + rest

@@ -50,7 +50,11 @@ def mlp_chain(
 
 
 def function_jacobian(
-    function: Callable[[Tensor], Tensor], z: Tensor, output_dim: int, noise_ndim: int = 1
+    function: Callable[[Tensor], Tensor],
+    z: Tensor,
+    output_dim: int,
+    noise_ndim: int = 1,
+    mode: str | None = None,
 ) -> Tensor:
     """
     The Jacobian of any differentiable function by ``torch.func``.
@@ -62,6 +66,7 @@ def function_jacobian(
     :param torch.Tensor z: shape ``(..., *noise_shape)``.
     :param int output_dim: ``m``.
     :param int noise_ndim: number of dimensions of one noise.
+    :param mode: ``"forward"`` or ``"reverse"``, to have that one and no other.
     :returns: shape ``(..., m, d)`` with ``d`` the number of noise entries.
     """
     noise_shape = z.shape[z.dim() - noise_ndim :]
@@ -72,8 +77,10 @@ def function_jacobian(
         return function(x.reshape(noise_shape)).reshape(output_dim)
 
     modes: list[Callable[..., Any]] = [torch.func.jacfwd, torch.func.jacrev]
-    if flat.shape[-1] > output_dim:
+    if mode == "reverse" or (mode is None and flat.shape[-1] > output_dim):
         modes.reverse()
+    if mode is not None:
+        modes[1] = modes[0]
     with TwiceDifferentiable():
         try:
             jac = torch.func.vmap(modes[0](flat_function))(flat)

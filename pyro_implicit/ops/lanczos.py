@@ -279,13 +279,10 @@ def gradient_surrogate(jacobian: ScaledJacobian, pairs: GradientPairs) -> Tensor
     if pairs.kept is not None:
         return jacobian.pairing(left.flatten(0, 1), *pairs.kept) / len(left)
     if left.numel() > _MAX_KEPT_ENTRIES:  # one after the other, in less memory
-        parts = [
-            (left[:, i, ..., None, :] @ jacobian.product(right[:, i])[..., None])[..., 0, 0]
-            for i in range(right.shape[1])
-        ]
+        parts = [jacobian.paired(left[:, i], right[:, i]) for i in range(right.shape[1])]
         return torch.stack(parts).sum(0).mean(0)
-    products = jacobian.product(right.flatten(0, 1)).unflatten(0, right.shape[:2])
-    surrogate: Tensor = (left * products).sum(-1).sum(1).mean(0)
+    pairs_of_probe = jacobian.paired(left.flatten(0, 1), right.flatten(0, 1))
+    surrogate: Tensor = pairs_of_probe.unflatten(0, right.shape[:2]).sum(1).mean(0)
     return surrogate
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyro_implicit.exceptions import StateError
+from pyro_implicit.exceptions import ImplicitError, LayerError, StateError
 from pyro_implicit.ops.second_derivatives import second_derivatives
 from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
 
@@ -31,6 +31,9 @@ class Linearisation(ABC):
     :param int input_dim: ``d``.
     """
 
+    #: whether a gradient of ``u' J v`` is to be taken by ``J' u``: of products by torch alone that
+    #: one has one derivative less in it, and is right where that of ``J v`` is not
+    by_adjoint: bool = False
     #: ``log |det J|`` of a square Jacobian, shape ``(...)``, where the pass has told it
     log_abs_det: Tensor | None = None
 
@@ -129,7 +132,17 @@ class Linearisation(ABC):
             of shapes ``(P, ..., a, b)``.
         :returns: summed over ``P``, shape ``(...)``.
         """
-        return (u * self.jvp(tangents[0][..., 0])).sum(-1).sum(0)
+        return self.paired(u, tangents[0][..., 0]).sum(0)
+
+    def paired(self, u: Tensor, v: Tensor) -> Tensor:
+        """
+        Multiplies the Jacobian from both sides, by the product whose gradient is right.
+
+        :param torch.Tensor u: cotangents, shape ``(P, ..., m)``.
+        :param torch.Tensor v: directions, shape ``(P, ..., d)``.
+        :returns: ``u' J v``, shape ``(P, ...)``.
+        """
+        return ((self.vjp(u) * v) if self.by_adjoint else (u * self.jvp(v))).sum(-1)
 
     def unsqueezed(self) -> Linearisation:
         """
@@ -162,6 +175,7 @@ class _Unsqueezed(Linearisation):
         value = one.value if held else torch.empty(0, dtype=one.dtype, device=one.device)
         super().__init__(value.unsqueeze(0), one.input_dim)
         self._one, self._shape = one, torch.Size((1, *one.batch_shape, one.output_dim))
+        self.by_adjoint = one.by_adjoint
         if not held:
             self.let_go()
         if one.log_abs_det is not None:
@@ -255,8 +269,11 @@ class FunctionLinearisation(Linearisation):
     :param function: maps ``(n, *noise_shape)`` to ``(n, m)``, each row by itself.
     :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
     :param int noise_ndim: number of dimensions of one noise.
-    :raises LayerError: from :meth:`jvp`, where torch has no second derivative of an operation.
+    :raises LayerError: if torch cannot take the derivative of what it runs without; from
+        :meth:`jvp`, where torch has no second derivative of an operation.
     """
+
+    by_adjoint = True
 
     def __init__(
         self, function: Callable[[Tensor], Tensor], z: Tensor, noise_ndim: int = 1
@@ -264,10 +281,7 @@ class FunctionLinearisation(Linearisation):
         batch = z.shape[: z.dim() - noise_ndim]
         self._noise_shape = z.shape[z.dim() - noise_ndim :]
         self._num_draws = batch.numel()
-        with TwiceDifferentiable():
-            value, self._pull = torch.func.vjp(  # type: ignore[misc]
-                function, z.reshape(-1, *self._noise_shape)
-            )
+        value, self._pull = _pulled_back(function, z.reshape(-1, *self._noise_shape))
         self._push: Callable[[Tensor], tuple[Tensor]] | None = None
         self._tracks_gradients = torch.is_grad_enabled()
         super().__init__(value.reshape(*batch, -1), self._noise_shape.numel())
@@ -287,10 +301,6 @@ class FunctionLinearisation(Linearisation):
         outputs = [self._pull(row)[0] for row in cotangents]
         return torch.stack(outputs).reshape(*lead, self.input_dim)
 
-    def pairing(self, u: Tensor, tangents: list[Tensor], cotangents: list[Tensor]) -> Tensor:
-        """See :meth:`Linearisation.pairing`; by ``J' u``, which has one derivative less in it."""
-        return (self.vjp(u) * tangents[0][..., 0]).sum(-1).sum(0)
-
     def _transposed(self, anywhere: Tensor) -> Callable[[Tensor], tuple[Tensor]]:
         """``v -> (J v,)``, by differentiating ``u -> J' u``, which is linear."""
         with torch.set_grad_enabled(self._tracks_gradients):
@@ -305,3 +315,29 @@ class FunctionLinearisation(Linearisation):
         """Vectors as ``(P, n, *shape)`` and the leading shape of the result."""
         lead = vectors.shape[:-1]
         return vectors.reshape(-1, self._num_draws, *shape), lead
+
+
+def _pulled_back(
+    function: Callable[[Tensor], Tensor], z: Tensor
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+    """
+    Value and transposed derivative by ``torch.func``.
+
+    :raises LayerError: if it fails at what runs without derivatives.
+    """
+    try:
+        with TwiceDifferentiable():
+            value, pull = torch.func.vjp(function, z)  # type: ignore[misc]
+    except ImplicitError:
+        raise
+    except Exception as error:
+        with torch.no_grad():
+            function(z)  # an error of its own is raised as it is
+        line = (str(error).strip() or "no message").splitlines()[0]
+        raise LayerError(
+            f"torch.func cannot take the derivative of the generator ({type(error).__name__}: "
+            f"{line}), which this objective needs. Leave torch.compile, torch.utils.checkpoint and "
+            "autograd functions without setup_context out of it, or use an objective that needs "
+            "draws alone, such as KernelDensityRatioELBO."
+        ) from error
+    return value, pull

@@ -92,6 +92,33 @@ class ScaledJacobian:
         """
         return self._jvp(y) if self._transposed else self._vjp(y)
 
+    def paired(self, left: Tensor, right: Tensor) -> Tensor:
+        """
+        Multiplies ``M`` from both sides, with the right gradient whatever torch can differentiate.
+
+        :param torch.Tensor left: shape ``(P, ..., max(d, m))``.
+        :param torch.Tensor right: shape ``(P, ..., n)``.
+        :returns: ``left' M right``, shape ``(P, ...)``.
+        """
+        if self._transposed or not self._linearisation.by_adjoint:
+            return _dot(left, self.product(right))
+        return _dot(self.adjoint(left), right)
+
+    def squared_norm(self, x: Tensor) -> Tensor:
+        """
+        The squared length of a product, with the right gradient in the generator's parameters.
+
+        :param torch.Tensor x: held fixed, shape ``(..., n)``.
+        :returns: ``|M x|^2``, shape ``(...)``.
+        """
+        if self._transposed or not self._linearisation.by_adjoint:
+            return self.product(x[None])[0].square().sum(-1)
+        with torch.no_grad():
+            product = self.product(x[None])
+        square = product.square().sum(-1)[0]
+        half_of_gradient = self.paired(product, x[None])[0]
+        return square + 2 * (half_of_gradient - half_of_gradient.detach())
+
     @property
     def keeps(self) -> bool:
         """Whether what products meet can be kept for :meth:`pairing`."""
@@ -158,6 +185,11 @@ class ScaledJacobian:
     def _divided(self, x: Tensor, here: bool) -> Tensor:
         """In units of the output noise, if they are to be divided here."""
         return x / self._scale.to(self.dtype) if here and self._scale is not None else x
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Of last dimensions, without a third tensor of their size."""
+    return (a[..., None, :] @ b[..., None])[..., 0, 0]
 
 
 def eigh_or_nan(matrix: Tensor) -> tuple[Tensor, Tensor]:

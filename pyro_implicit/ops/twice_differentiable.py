@@ -24,10 +24,12 @@ class TwiceDifferentiable(TorchFunctionMode):
     deviation beside its output and takes them for constants when a product ``J v`` is
     differentiated: by forward mode, or by differentiating a gradient twice. The gradient of a
     log-determinant was off by half of itself, without a word (torch 2.13 to 2.15). Values, first
-    derivatives and Hessians of torch are right, and group, batch and root-mean-square
-    normalisation in all orders. Instance normalisation that keeps running statistics is left as it
-    is. *Gated linear units* have no derivative of their forward mode, and *attention* has second
-    derivatives in its plain form alone, which is taken.
+    derivatives and Hessians of torch are right, and group and root-mean-square normalisation in all
+    orders. What is not called by its name in torch stays as it is, and as wrong: within
+    ``torch.jit``, as ``torch.native_layer_norm``, or as batch normalisation of other axes
+    (:func:`~pyro_implicit.generators.jacobian_route.settle_routes` finds those out). *Gated linear
+    units* have no derivative of their forward mode, and *attention* has second derivatives in its
+    plain form alone, which is taken.
 
     Example::
 

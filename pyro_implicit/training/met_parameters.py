@@ -10,6 +10,8 @@ from pyro import poutine
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
+from pyro_implicit._params import unconstrained
+
 __all__ = ["MetParameters", "met_in"]
 
 
@@ -108,4 +110,4 @@ def met_in(trace: Any) -> MetParameters:
     :returns: its parameters, unconstrained.
     """
     values = {name: trace.nodes[name]["value"] for name in trace.param_nodes}
-    return MetParameters({name: value.unconstrained() for name, value in values.items()})
+    return MetParameters({name: unconstrained(value) for name, value in values.items()})

@@ -19,7 +19,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from pyro.infer.autoguide.initialization import init_to_value
 from pyro.infer.reparam import LocScaleReparam
 
-from pyro_implicit import HyperNetworkGuide, refine
+from pyro_implicit import HyperNetworkGuide, predict, refine
 from pyro_implicit.arviz.compatibility import arviz_line, import_arviz
 from pyro_implicit.arviz.to_arviz import to_arviz
 from pyro_implicit.exceptions import ArgumentError, SiteError
@@ -152,6 +152,51 @@ def test_improper_priors_only_cost_the_prior_groups(make):
     assert data.attrs["prior_omitted"] == "sites ['mu'] cannot be drawn from their prior"
     with pytest.raises(KeyError):
         data["prior"]
+
+
+class Folded(dist.TorchDistribution):
+    """The absolute value of a normal variable: a density, and no draws."""
+
+    arg_constraints = {}
+    support = constraints.positive
+
+    def __init__(self, loc, validate_args=None):
+        self.loc = loc
+        super().__init__(loc.shape, (), validate_args=validate_args)
+
+    def expand(self, batch_shape, _instance=None):
+        return Folded(self.loc.expand(batch_shape))
+
+    def log_prob(self, value):
+        both = [dist.Normal(sign * self.loc, 1.0).log_prob(value) for sign in (1, -1)]
+        return torch.logaddexp(*both)
+
+
+def folded(y=None):
+    mu = pyro.sample("mu", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("rows", 20):
+        return pyro.sample("y", Folded(mu.expand(20)), obs=y)
+
+
+def test_a_likelihood_without_draws_leaves_out_what_needs_them():
+    fitted, y = AutoNormal(folded), Y.abs()
+    fitted(y)
+    with pytest.warns(UserWarning, match=r"posterior_predictive, prior and prior_pre.*\['y'\] has"):
+        data = to_arviz(folded, fitted, y, num_samples=3)
+    assert values(data, "log_likelihood", "y").shape == (1, 3, 20)
+    mu = torch.as_tensor(values(data, "posterior", "mu"))[..., None]
+    expected = Folded(mu).log_prob(y).numpy()
+    np.testing.assert_allclose(values(data, "log_likelihood", "y"), expected, rtol=1e-4)
+    for group in ("prior", "posterior_predictive"):
+        with pytest.raises(SiteError, match=f"group '{group}' was asked for, but.*no sample"):
+            to_arviz(folded, fitted, y, num_samples=3, groups=["posterior", group])
+
+
+def test_predictions_of_a_likelihood_without_draws_are_refused_by_its_name():
+    fitted = AutoNormal(folded)
+    fitted(Y.abs())
+    with pytest.raises(SiteError, match=r"'y' cannot be drawn: its distribution Folded has no sam"):
+        predict(folded, fitted, num_samples=3)
 
 
 def test_only_the_groups_asked_for():

@@ -23,7 +23,7 @@ from pyro_implicit import (
     SemiImplicitELBO,
     SingularValueELBO,
 )
-from pyro_implicit.exceptions import LayerError, ShapeError
+from pyro_implicit.exceptions import ArgumentError, LayerError, ShapeError
 from pyro_implicit.generators import MLPGenerator, ModuleGenerator
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.cmmnn import CMMNN
@@ -146,11 +146,11 @@ def test_a_trial_is_made_once_in_each_mode_and_draws_no_random_number() -> None:
     state = torch.get_rng_state()
     for _ in range(3):
         check_function_of_noise(generator, torch.zeros(2))
-    assert len(calls) == 3 and torch.equal(state, torch.get_rng_state())
+    assert len(calls) == 5 and torch.equal(state, torch.get_rng_state())
     generator.eval()
     check_function_of_noise(generator, torch.zeros(2))
     check_function_of_noise(generator, torch.zeros(2))
-    assert len(calls) == 6
+    assert len(calls) == 10
 
 
 def test_a_trial_is_of_what_stays_not_of_what_wraps_it() -> None:
@@ -257,3 +257,107 @@ def test_of_small_generators_both_draws_are_tried() -> None:
     generator = ModuleGenerator(_SecondRowAtRandom(), (2,), 4)
     with pytest.raises(LayerError, match="of the generator is random"):
         check_function_of_noise(generator, torch.zeros(2))
+
+
+# ---- layers that calls change
+
+
+def test_running_statistics_of_a_draw_are_refused_in_training_alone() -> None:
+    def layer(keeps: bool) -> nn.Module:
+        norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=keeps)
+        return nn.Sequential(nn.Unflatten(1, (2, 4)), norm, nn.Flatten(1))
+
+    for objective in (*TWICE, *DRAWS[:2]):
+        with pytest.raises(LayerError, match=r"'module\.1\.1' \(InstanceNorm1d\).*track_running_s"):
+            objective(1).loss(model, guide_of(layer(True)))
+    guide = guide_of(layer(True)).eval()
+    assert LinearisedELBO(1).loss(model, guide) < float("inf")
+    assert LinearisedELBO(1).loss(model, guide_of(layer(False))) < float("inf")
+
+
+class _Moving(nn.Module):
+    """Another function after each call, in training."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, z: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return z * (1 + self.by * self.calls)
+
+
+def test_a_generator_that_calls_change_is_refused() -> None:
+    moving = ModuleGenerator(nn.Sequential(nn.Linear(4, M), _Moving(0.1)), (4,), M)
+    with pytest.raises(LayerError, match=r"changes its buffers module\.1\.calls.*\.eval\(\)"):
+        check_function_of_noise(moving, torch.zeros(4))
+    assert moving.module[1].calls == 0
+    check_function_of_noise(moving.eval(), torch.zeros(4))
+    counting = ModuleGenerator(nn.Sequential(nn.Linear(4, M), _Moving(0.0)), (4,), M)
+    check_function_of_noise(counting, torch.zeros(4))  # which changes no draw
+    assert counting.module[1].calls == 0
+
+
+def test_spectral_normalisation_in_double_precision_is_refused_in_training() -> None:
+    torch.manual_seed(0)
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8))
+    net = nn.Sequential(linear, nn.Tanh(), nn.Linear(8, M)).double()
+    generator = ModuleGenerator(net, (4,), M)
+    with pytest.raises(LayerError, match="changes its buffers.*spectral normalisation"):
+        check_function_of_noise(generator, torch.zeros(4))
+
+
+def test_a_module_in_evaluation_mode_stays_there() -> None:
+    net = with_layer(nn.Dropout(0.5)).eval()
+    guide = HyperNetworkGuide(model, generator=net, noise_dim=4, scale=0.1).setup()
+    assert not net.training and LinearisedELBO(1).loss(model, guide) < float("inf")
+    later = HyperNetworkGuide(model, generator=with_layer(nn.Identity()), noise_dim=4).eval()
+    assert not any(part.training for part in later.setup().modules())
+
+
+# ---- what a module returns
+
+
+class _Returns(nn.Module):
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.linear, self.made = nn.Linear(4, M), made
+
+    def forward(self, z: Tensor) -> Any:
+        return self.made(self.linear(z))
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (lambda out: (out, out), r"\(tensor"),
+        (lambda out: {"draws": out}, "draws"),
+        (lambda out: out.to(torch.complex64), "complex64"),
+        (lambda out: out.long(), "int64"),
+    ],
+)
+def test_anything_but_a_tensor_of_real_numbers_is_refused(made: Any, found: str) -> None:
+    guide = HyperNetworkGuide(model, generator=_Returns(made), noise_dim=4)
+    with pytest.raises(ArgumentError, match=f"(?s)generator _Returns returned .*{found}.*one tens"):
+        guide.setup()
+
+
+@pytest.mark.parametrize(
+    "module", [nn.MultiheadAttention(4, 2), nn.BatchNorm3d(4), nn.InstanceNorm2d(4)]
+)
+def test_a_module_that_takes_something_else_is_told_by_what_it_said(module: nn.Module) -> None:
+    guide = HyperNetworkGuide(model, generator=module, noise_dim=4)
+    with pytest.raises(ShapeError, match=r"fails on noises of shape \(2, 4\)"):
+        guide.setup()
+
+
+def test_an_empty_assertion_of_a_module_is_named() -> None:
+    class Asserts(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            raise AssertionError
+
+    guide = HyperNetworkGuide(model, generator=Asserts(), noise_dim=4)
+    with pytest.raises(ShapeError, match=r"Asserts fails.*AssertionError\. It must take"):
+        guide.setup()

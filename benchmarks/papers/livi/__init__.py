@@ -137,6 +137,7 @@ BENCHMARKS = (
         },
         records={
             "mnist": "--epochs 5 --num-train 20000 --num-shifted 1000 --seeds 0 1 2",
+            "mnist_50000": "--epochs 10 --num-train 50000 --seeds 0 1 2",
             "mnist_entropies": "--epochs 5 --num-train 20000 --num-shifted 1000 --seeds 0 1 2",
         },
         short="--epochs 2 --num-train 8 --num-test 4 --num-shifted 3",

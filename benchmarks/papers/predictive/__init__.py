@@ -98,6 +98,7 @@ BENCHMARKS = (
         },
         records={
             "forecasting": "--series england --epochs 20 --num-particles 4",
+            "forecasting_long": "--series england --epochs 100 --num-particles 10",
             "forecasting_sun": "--series sun --epochs 20 --num-particles 4",
             "forecasting_sun_long": "--series sun --epochs 100 --num-particles 10",
         },

@@ -14,7 +14,9 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.infer.autoguide import AutoGuideList
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.utils.data import Dataset
 
 from pyro_implicit.exceptions import (
@@ -245,6 +247,14 @@ def _same_names(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
     found = _PATTERN_OF_SAME_NAMES.search(str(error))
     if found is None:
         return None
+    frames = traceback.walk_tb(error.__traceback__)
+    if any(isinstance(frame.f_locals.get("self"), AutoGuideList) for frame, _ in frames):
+        return SiteError(
+            f"guides of the AutoGuideList draw several sites named {found[1]!r}. Give each latents "
+            f"of its own: guide.append(...Guide(poutine.block(model, hide=[{found[1]!r}]))) for "
+            f"one, and poutine.block(model, expose=[{found[1]!r}]) for the other. (If the model "
+            "itself has this name twice, each of its sites needs a name of its own.)"
+        )
     return SiteError(
         f"the model has several sites named {found[1]!r}. Each needs a name of its own: "
         f'pyro.sample(f"{found[1]}_{{i}}", ...) in a loop, or a plate of them; BayesianModule(..., '
@@ -263,6 +273,27 @@ def _not_drawn(error: Exception, tensors: dict[str, Tensor]) -> ImplicitError | 
     )
 
 
+def _no_sample(error: Exception, _: dict[str, Tensor]) -> ImplicitError | None:
+    """A distribution of a user's own has a density, and is to be drawn from."""
+    if type(error) is not NotImplementedError or str(error):
+        return None
+    kind, name = "", ""
+    for frame, _line in traceback.walk_tb(error.__traceback__):
+        message, owner = frame.f_locals.get("msg"), frame.f_locals.get("self")
+        if isinstance(message, dict) and message.get("type") == "sample":
+            name = message["name"]
+        if frame.f_code.co_name in ("sample", "rsample") and isinstance(owner, Distribution):
+            kind = type(owner).__name__
+    if not kind:
+        return None
+    return SiteError(
+        f"site {name!r} cannot be drawn: its distribution {kind} has no sample(). Give it one, "
+        "def sample(self, sample_shape=torch.Size()). Without, evaluate, log_predictive_density "
+        "and to_arviz work, which need its density, and posterior_draws(guide, num_samples) for "
+        "the latents."
+    )
+
+
 #: They are asked in this order, and the first clear error is raised.
 _EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None], ...] = (
     *TYPE_EXPLAINERS,
@@ -271,6 +302,7 @@ _EXPLAINERS: tuple[Callable[[Exception, dict[str, Tensor]], ImplicitError | None
     _written_in_place,
     *SHAPE_EXPLAINERS,
     _not_drawn,
+    _no_sample,
     *VALUE_EXPLAINERS,
 )
 

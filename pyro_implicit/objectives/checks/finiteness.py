@@ -52,6 +52,12 @@ def check_finite(terms: dict[str, Any], particles: Sequence[Particle]) -> None:
     blame = f" Look at site {', '.join(dict.fromkeys(sites))}." if sites else ""
     if not sites:
         blame = f" Every log-density is finite; look at the scale of {list(particles[0].implicit)}."
+    if "entropy" in bad and _number(terms["entropy"]) == -math.inf:
+        blame += (
+            " Draws that fill no volume have this entropy: the Jacobian of the generator is "
+            "singular there. If it is from the first step on, write scale=0.01 or "
+            "learn_scale='scalar' in the guide."
+        )
     found = ", ".join(str(_number(terms[name])) for name in bad)
     raise NonFiniteError(
         f"{' and '.join(bad)} {'is' if len(bad) == 1 else 'are'} not finite ({found}).{blame} "

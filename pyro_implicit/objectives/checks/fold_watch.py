@@ -15,6 +15,7 @@ from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.modes import evaluated
 from pyro_implicit.objectives.every_kth_step import StepCounts
 from pyro_implicit.objectives.implicit_site import ImplicitSite
+from pyro_implicit.ops.logdet import is_zero
 
 __all__ = ["FoldWatch", "can_tell"]
 
@@ -46,7 +47,9 @@ class FoldWatch:
 
     The determinant of a continuous map that is one to one has one sign. Where both are seen, the
     map folds, and a linearised entropy counts mass twice. It is told, once for each site of each
-    guide, when the rarer sign has two noises and 1% of those in the latest ten looks.
+    guide, when the rarer sign has two noises and 1% of those in the latest ten looks. Where there
+    is no output noise and no determinant is certain, the Jacobian has not full rank: the entropy is
+    minus infinity, and what the objective has for it is of rounding; that is told too.
 
     Looked at are generators that are not certain to be bijective, with as many standard normal
     noises as outputs; signs that rounding or output noise may have turned do not count, and for
@@ -72,7 +75,8 @@ class FoldWatch:
         :param ImplicitSite site: the site with its draws.
         :param int every: ``k``; 0 never looks.
         :param bool pooled: whether the first dimension of the draws are particles.
-        :warns UserWarning: if both signs were found.
+        :warns UserWarning: if both signs were found; if there is no output noise, and no noise at
+            which rounding leaves a determinant.
         """
         if not every or step is None:
             return
@@ -89,6 +93,9 @@ class FoldWatch:
         if rare >= max(2, _MIN_SHARE_OF_RARER_SIGN * count):
             seen.warned = True
             _warn(site.name, rare, count)
+        elif not count and is_zero(site.distribution.scale):
+            seen.warned = True
+            _warn_of_singular(site.name)
 
 
 def can_tell(site: ImplicitSite) -> bool:
@@ -125,6 +132,17 @@ def _look(site: ImplicitSite, seed: int, pooled: bool) -> tuple[int, int]:
     negative, positive = (signs < 0).sum(0), (signs > 0).sum(0)
     rare = torch.minimum(negative, positive).sum()
     return int(rare), int((negative + positive).sum())
+
+
+def _warn_of_singular(name: str) -> None:
+    warn(
+        f"implicit site {name!r}: the Jacobian of the generator is singular, up to rounding, at "
+        "all noises that were looked at, and there is no output noise: draws fill no volume, their "
+        "entropy is minus infinity, and the objective has a number made of rounding. Write "
+        "scale=0.01 or learn_scale='scalar' in the guide, or build the generator without what "
+        "takes a dimension away (a normalisation at its end, units that are never active). (Shown "
+        "once for each site of a guide; watch_folds=0 switches it off.)"
+    )
 
 
 def _warn(name: str, rare: int, count: int) -> None:

@@ -147,7 +147,8 @@ class Arguments:
         """Rows of each batch where these are the same in each epoch; empty if nobody knows."""
         batches = self.batches
         if isinstance(batches, (list, tuple)):
-            return [number_of_rows(*self.call(batch)) for batch in batches]
+            sizes = [number_of_rows(*self.call(batch)) for batch in batches]
+            return sizes if all(sizes) else []  # batches of dictionaries, or of numbers of rows
         return sizes_of_loader(batches)
 
     @property

@@ -11,6 +11,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_implicit._params import unconstrained
 from pyro_implicit._random import RandomStream, plain_state, read_random_state, state_from_plain
 from pyro_implicit._random import write_random_state as _write
 from pyro_implicit._warn import warn
@@ -453,7 +454,7 @@ def _stepper_for(objective: Any, num_steps: int, jit_compile: bool) -> Any:
 def _params(capture: Any) -> dict[str, Tensor]:
     """The unconstrained parameters of a step, by name."""
     nodes = capture.trace.nodes
-    return {name: nodes[name]["value"].unconstrained() for name in capture.trace.param_nodes}
+    return {name: unconstrained(nodes[name]["value"]) for name in capture.trace.param_nodes}
 
 
 def _one_number(loss: Any) -> float:

@@ -14,7 +14,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_implicit._checks import check_number, shown
-from pyro_implicit._signature import leading_arguments, places_of
+from pyro_implicit._signature import leading_arguments, parameters_of, places_of
 from pyro_implicit._warn import warn
 from pyro_implicit.exceptions import ArgumentError
 from pyro_implicit.guides.seen_observations import BEGIN_OF_WARNING
@@ -64,6 +64,24 @@ def held_arguments(what: Any) -> tuple[Any, ...] | None:
     return what if isinstance(what, tuple) else None
 
 
+def _check_names(model: Any, named: Mapping[str, Any]) -> None:
+    """
+    Refuses a dictionary that holds no arguments by name.
+
+    :raises ArgumentError: for a name that the model does not take.
+    """
+    taken = parameters_of(model)
+    if taken is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
+        return
+    foreign = [name for name in named if name not in taken]
+    if foreign:
+        raise ArgumentError(
+            f"validation has {', '.join(foreign)}, and the model takes {', '.join(taken) or 'none'}"
+            ": a dictionary holds held-out arguments by name. For a model of one dictionary write "
+            "a tuple of it, validation=(held,)."
+        )
+
+
 def _check_takes_nothing(function: Any) -> None:
     """
     Refuses a function that waits for arguments.
@@ -91,12 +109,14 @@ def held_keywords(model: Any, what: Any, args: tuple[Any, ...], kwargs: Mapping[
     :param tuple args: positional arguments of training.
     :param dict kwargs: its keyword arguments.
     :returns: those that no held-out argument stands for, and the held-out ones by name.
-    :raises ArgumentError: if held-out rows would be compared with what was observed of others.
+    :raises ArgumentError: if held-out rows would be compared with what was observed of others; for
+        names that are none of the model's arguments.
     """
     held = held_arguments(what)
     if held is None:
         return kwargs
     named = dict(what) if isinstance(what, Mapping) else {}
+    _check_names(model, named)
     covered = {*places_of(model)[: len(held)], *named}
     left = {name: value for name, value in kwargs.items() if name not in covered}
     seen, now = _rows_among(model, args, kwargs), _rows_among(model, held, named)

@@ -11,6 +11,7 @@ from pyro import poutine
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from pyro_implicit._params import unconstrained
 from pyro_implicit._random import read_random_state, write_random_state
 from pyro_implicit.exceptions import ArgumentError, SiteError, StateError
 from pyro_implicit.handlers.networks.called_parameters import CalledParameters
@@ -69,7 +70,7 @@ def evaluate_once(
         trace = poutine.trace(loss, param_only=True).get_trace(*args, **kwargs)
     values = {name: node["value"] for name, node in trace.nodes.items() if node["type"] == "param"}
     known = {id(parameter) for parameter in parameters()}
-    missing = [name for name, value in values.items() if id(value.unconstrained()) not in known]  # type: ignore[union-attr]
+    missing = [name for name, value in values.items() if id(unconstrained(value)) not in known]
     if missing:
         raise SiteError(
             f"the model or the guide has parameters that are not part of LightningVI, so that they "

@@ -91,6 +91,7 @@ def test_the_implicit_site_is_named_if_its_entropy_is_to_blame() -> None:
     message = _blame(LinearisedELBO(), model, guide)
     assert message.startswith("entropy is not finite (-inf). Every log-density is finite")
     assert "look at the scale of ['w']" in message
+    assert "the Jacobian of the generator is singular there" in message
 
 
 def test_several_terms_are_named_together() -> None:

@@ -27,7 +27,12 @@ from pyro_implicit import (
 )
 from pyro_implicit.distributions import sample_implicit
 from pyro_implicit.exceptions import ArgumentError
-from pyro_implicit.generators import Generator, MLPGenerator, ResidualGenerator
+from pyro_implicit.generators import (
+    Generator,
+    MLPGenerator,
+    ModuleGenerator,
+    ResidualGenerator,
+)
 from pyro_implicit.generators.bijective import BijectiveGenerator
 from pyro_implicit.training.why_not_recorded import why_not_recorded
 from tests.turns import in_turns
@@ -315,3 +320,28 @@ def test_where_it_cannot_be_told_it_is_not_looked_for(case: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         steps(objective, guide_of(generator, **options), 5)
+
+
+class _Lost(nn.Module):
+    """Two outputs along one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        out: Tensor = self.out(self.into(z))
+        return out
+
+
+def test_a_jacobian_that_has_not_full_rank_is_told_once() -> None:
+    torch.manual_seed(0)
+    generator = ModuleGenerator(_Lost(), (2,), 2)
+    objective = LinearisedELBO(2, watch_folds=2)
+    with pytest.warns(UserWarning, match=r"'theta'.*singular, up to rounding.*scale=0\.01"):
+        steps(objective, guide_of(generator), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(objective, guide_of(generator), 4)
+        steps(LinearisedELBO(2, watch_folds=2), guide_of(generator, scale=0.05), 4)
+        steps(LinearisedELBO(2, watch_folds=0), guide_of(generator), 4)

@@ -88,3 +88,10 @@ def test_a_tuple_of_tensors_is_one_batch_perhaps() -> None:
 def test_a_batch_without_rows_is_refused(batch: Any) -> None:
     with pytest.raises(ShapeError, match="has no rows; expected one at least"):
         Arguments((), [], {}).call(batch)
+
+
+def test_sizes_are_known_of_batches_that_hold_tensors_alone() -> None:
+    t = torch.ones(2)
+    assert Arguments((), [(t,), (torch.ones(3),)], {}).batch_sizes == [2, 3]
+    for batches in ([({"y": t},), ({"y": t},)], [(0,), (1,)], [(slice(0, 2),), (t,)]):
+        assert Arguments((), batches, {}).batch_sizes == []

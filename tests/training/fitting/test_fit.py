@@ -8,20 +8,33 @@ import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, ReweightedWakeSleep, Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_implicit import AlphaEnergy, HyperNetworkGuide, LinearisedELBO, fit
+from pyro_implicit import (
+    AlphaEnergy,
+    HyperNetworkGuide,
+    LinearisedELBO,
+    fit,
+    posterior_draws,
+)
 from pyro_implicit._random import read_random_state
-from pyro_implicit.exceptions import ArgumentError, NonFiniteError, ShapeError, StateError
+from pyro_implicit.exceptions import (
+    ArgumentError,
+    NonFiniteError,
+    ShapeError,
+    SiteError,
+    StateError,
+)
 from pyro_implicit.generators import MLPGenerator
 from pyro_implicit.generators.rescaled import rescaled
 from pyro_implicit.training import FitResult
@@ -701,3 +714,82 @@ def test_a_step_that_is_skipped_is_told_in_one_line() -> None:
         result = fit(model, guide, X, **options)
     (told,) = (text for text in result.warnings if "skipped" in text)
     assert "Trace Shapes" not in told and "\n" not in told
+
+
+# ---- batches of anything, and parameters in modules
+
+
+class _Named(NamedTuple):
+    y: Tensor
+
+
+def _of_one(batch: Any) -> None:
+    y = (batch["data"] if "data" in batch else batch)["y"] if isinstance(batch, dict) else batch.y
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", 40, subsample_size=len(y)):
+        pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda y: {"y": y}, lambda y: {"data": {"y": y}}, _Named],
+    ids=["dictionary", "nested", "named tuple"],
+)
+@pytest.mark.parametrize("kind", [HyperNetworkGuide, AutoNormal])
+def test_batches_may_be_objects_of_any_kind(make: Any, kind: Any) -> None:
+    torch.manual_seed(0)
+    y = torch.randn(40) + 1
+    batches = [(make(y[:20]),), (make(y[20:]),)]
+    guide = kind(_of_one)
+    fit(_of_one, guide, batches=batches, num_steps=3, seed=0, progress=False)
+    assert posterior_draws(guide, 2)["w"].shape == (2,)
+
+
+def test_batches_may_be_rows_of_what_the_model_holds() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(40) + 1
+
+    def closed(rows: slice) -> None:
+        _of_one(_Named(data[rows]))
+
+    guide = HyperNetworkGuide(closed)
+    batches = [(slice(0, 20),), (slice(20, 40),)]
+    fit(closed, guide, batches=batches, num_steps=3, seed=0, progress=False)
+
+
+class _PartlyPlain(PyroModule):
+    """A latent weight, and a layer that is trained as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = PyroModule[torch.nn.Linear](2, 1)
+        self.w = PyroSample(dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> None:
+        mean = (x * self.w).sum(-1) + self.layer(x).squeeze(-1)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("kind", [HyperNetworkGuide, AutoNormal])
+def test_plain_parameters_are_trained_where_modules_keep_their_own(kind: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(80, 2)
+    with pyro.settings.context(module_local_params=True):
+        model = _PartlyPlain()
+        begins = model.layer.bias.detach().clone()
+        fit(model, kind(model), x, x[:, 0] + 2, num_steps=60, lr=0.05, seed=0, progress=False)
+    assert 2 - model.layer.bias.detach() < 2 - begins - 0.5
+
+
+def test_guides_of_a_list_that_draw_one_site_are_told() -> None:
+    def chain() -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(a, 1.0), obs=torch.tensor(1.0))
+
+    guide = AutoGuideList(chain)
+    guide.append(HyperNetworkGuide(chain))
+    guide.append(AutoNormal(chain))
+    told = r"guides of the AutoGuideList draw several sites named 'a'.*hide=\['a'\]"
+    with pytest.raises(SiteError, match=told):
+        fit(chain, guide, num_steps=3, progress=False)

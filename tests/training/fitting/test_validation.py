@@ -94,3 +94,15 @@ def test_observations_of_no_row_and_sparse_ones_go_along() -> None:
 
     kwargs: Any = {"side": torch.randn(8), "graph": torch.eye(8).to_sparse()}
     assert held_keywords(side_model, (X_HELD, Y_HELD), (X, Y), kwargs) == kwargs
+
+
+def test_a_dictionary_of_other_names_is_refused() -> None:
+    def of_one(data: dict[str, Tensor]) -> None:
+        model(data["x"], data["y"])
+
+    batch = {"x": X, "y": Y}
+    options: Any = {"num_steps": 3, "progress": False}
+    told = r"validation has x, y, and the model takes data.*validation=\(held,\)"
+    with pytest.raises(ArgumentError, match=told):
+        fit(of_one, HyperNetworkGuide(of_one), batch, validation=batch, **options)
+    fit(of_one, HyperNetworkGuide(of_one), batch, validation=(batch,), **options)

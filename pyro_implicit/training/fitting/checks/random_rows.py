@@ -11,8 +11,9 @@ from pyro import poutine, validation_enabled
 from pyro.infer.autoguide import AutoCallable, AutoGuide, AutoGuideList
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import nn
+from torch import Tensor, nn
 
+from pyro_implicit._params import unconstrained
 from pyro_implicit._random import RandomStream
 from pyro_implicit.guides.base import ImplicitGuide
 from pyro_implicit.guides.members import members_of
@@ -117,9 +118,9 @@ def _follows(
 @contextmanager
 def _moved_apart(guide: Any, trace: Any) -> Iterator[None]:
     """Adds noise to all parameters of a guide, and takes it back."""
-    parameters = list(guide.parameters()) if isinstance(guide, nn.Module) else []
+    parameters: list[Tensor] = list(guide.parameters()) if isinstance(guide, nn.Module) else []
     nodes = [node for node in trace.nodes.values() if node["type"] == "param"]
-    parameters += [node["value"].unconstrained() for node in nodes if "value" in node]
+    parameters += [unconstrained(node["value"]) for node in nodes if "value" in node]
     distinct = {id(one): one for one in parameters if one.is_floating_point()}.values()
     kept = [one.detach().clone() for one in distinct]
     try:
