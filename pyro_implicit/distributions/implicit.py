@@ -290,7 +290,8 @@ class ImplicitDistribution(dist.TorchDistribution):
         if self.noise is None:
             raise ArgumentError("no noise is fixed: write distribution.given(z).half_log_det().")
         check_function_of_noise(self.generator, self.noise)
-        settle_routes(self.generator, self.noise)
+        if not (self.generator.has_structured_log_det and is_zero(self.scale)):
+            settle_routes(self.generator, self.noise)
         kept = None if self._linearisation is None else self._linearisation.log_abs_det
         if kept is not None and is_zero(self.scale):
             value = kept
