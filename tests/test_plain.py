@@ -97,8 +97,6 @@ def test_what_reading_raises_becomes_a_state_error():
 
 
 def test_a_value_that_something_else_is_to_take_up_is_not_called_damaged_alone():
-    told = (
-        r"the state cannot be taken up \(ShapeError: no width\)\. Make what is to take"
-    )
+    told = r"the state cannot be taken up \(ShapeError: no width\)\. Make what is to take"
     with pytest.raises(StateError, match=told), as_state_error("the state"):
         raise ShapeError("no width")

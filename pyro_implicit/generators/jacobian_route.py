@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,6 +13,7 @@ from pyro_implicit.exceptions import LayerError
 from pyro_implicit.generators.base import Generator
 from pyro_implicit.generators.routes import remember_route
 from pyro_implicit.ops.jacobian import function_jacobian
+from pyro_implicit.ops.second_derivatives import second_derivatives
 from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
 
 __all__ = ["check_one_derivative", "settle_routes", "two_noises"]
@@ -110,19 +111,20 @@ def _first_right_route(part: Generator, like: Tensor) -> str | None:
     :raises LayerError: if those that run all have another, or torch has no derivative.
     """
     weights = [p for p in part.parameters() if p.requires_grad and p.is_floating_point()]
-    z, u, v = _vectors(part, like)
     if not weights:
         return None
+    z, u, v = _vectors(part, like)
+    modes = ["forward", "reverse"] if z.numel() <= part.output_dim else ["reverse", "forward"]
     try:
         wanted = _gradients(part.linearise(z).vjp(u[None, None]).reshape(-1) @ v, weights)
     except LayerError:
         raise
-    except _ERRORS_OF_TORCH:  # the objective says what it is
+    except _ERRORS_OF_TORCH:
+        _name_operation(lambda: _gradients(u @ _jacobian(part, z, modes[0]) @ v, weights))
         return None
     if not all(bool(one.isfinite().all()) for one in wanted):
         return None
     runs = False
-    modes = ["forward", "reverse"] if z.numel() <= part.output_dim else ["reverse", "forward"]
     for route in (*modes, "products"):
         try:
             found = _gradients(u @ _jacobian(part, z, route) @ v, weights)
@@ -138,6 +140,21 @@ def _first_right_route(part: Generator, like: Tensor) -> str | None:
             "not form it, or write the operation out (normalisation: (x - mean) / deviation)."
         )
     return None
+
+
+def _name_operation(differentiate: Callable[[], object]) -> None:
+    """
+    Names what has no second derivative, if the first route needs one.
+
+    :raises LayerError: if so.
+    """
+    try:
+        with second_derivatives():
+            differentiate()
+    except LayerError:
+        raise
+    except _ERRORS_OF_TORCH:  # the objective says what it is
+        pass
 
 
 def _jacobian(part: Generator, z: Tensor, route: str) -> Tensor:

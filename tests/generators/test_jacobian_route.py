@@ -220,6 +220,19 @@ def test_what_has_no_derivative_by_torch_func_is_named() -> None:
             call()
 
 
+def bag(h: Tensor) -> Tensor:
+    rows = torch.zeros(len(h), 8, dtype=torch.long)
+    weights = h.sin().contiguous()
+    return h * F.embedding_bag(rows, torch.ones(1, 1), per_sample_weights=weights, mode="sum")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_an_operation_without_a_second_derivative_is_named_before_the_first_gradient() -> None:
+    generator = ModuleGenerator(Between(bag, 3), (3,), M)
+    with pytest.raises(LayerError, match="no second derivative of 'embedding_bag_per_sample_weig"):
+        ImplicitDistribution(generator, scale=0.1).given(torch.zeros(2, 3)).half_log_det()
+
+
 def test_an_error_of_the_module_itself_stays_what_it_is() -> None:
     def broken(h: Tensor) -> Tensor:
         raise KeyError("mine")
