@@ -120,7 +120,7 @@ def _first_right_route(part: Generator, like: Tensor) -> str | None:
     except LayerError:
         raise
     except _ERRORS_OF_TORCH:
-        _name_operation(lambda: _gradients(u @ _jacobian(part, z, modes[0]) @ v, weights))
+        _name_operation(lambda mode: _gradients(u @ _jacobian(part, z, mode) @ v, weights), modes)
         return None
     if not all(bool(one.isfinite().all()) for one in wanted):
         return None
@@ -142,19 +142,21 @@ def _first_right_route(part: Generator, like: Tensor) -> str | None:
     return None
 
 
-def _name_operation(differentiate: Callable[[], object]) -> None:
+def _name_operation(differentiate: Callable[[str], object], modes: Sequence[str]) -> None:
     """
-    Names what has no second derivative, if the first route needs one.
+    Names what has no second derivative, if the first mode that runs needs one.
 
     :raises LayerError: if so.
     """
-    try:
-        with second_derivatives():
-            differentiate()
-    except LayerError:
-        raise
-    except _ERRORS_OF_TORCH:  # the objective says what it is
-        pass
+    for mode in modes:
+        try:
+            with second_derivatives():
+                differentiate(mode)
+            return
+        except LayerError:
+            raise
+        except _ERRORS_OF_TORCH:  # the objective says what it is
+            continue
 
 
 def _jacobian(part: Generator, z: Tensor, route: str) -> Tensor:
