@@ -55,6 +55,8 @@ BENCHMARKS = (
             "--hidden 100 --methods map ensemble mean-field 'no KL' published",
             "kivi_mnist_1200_50000": "--width 1200 --num-train 50000 --num-validation 10000 "
             "--hidden 100 --methods map ensemble mean-field 'no KL' published",
+            "kivi_mnist_long": "--num-train 50000 --num-validation 10000 --epochs 10 --hidden 100 "
+            "--methods map ensemble mean-field 'no KL' --seeds 0 1",
             "kivi_mnist_critic": "--num-train 6000 --hidden 100 --epochs 0.5 "
             "--methods 'logistic critic'",
         },
