@@ -88,8 +88,9 @@ def choose_groups(
 
 def _no_sample(densities: list[str]) -> str:
     return (
-        f"the distribution of observed sites {densities} has no sample(), so that data cannot be "
-        "drawn; posterior, log_likelihood and observed_data need none"
+        f"the distribution of observed sites {densities} has no sample(), and without drawn data "
+        f"there are no groups {' and '.join(_GROUPS_OF_DRAWN_DATA)}; posterior, log_likelihood and "
+        "observed_data need none"
     )
 
 

@@ -346,11 +346,12 @@ def _describe(site: Any, draw: dict[str, Tensor]) -> Site:
         check_observation(site)
     value = _value_slot(site, kind)
     log_prob = _log_prob_slot(site, value) if kind == "observed" else None
-    drawable = True
-    if kind in ("latent", "observed"):
-        drawable = _drawable(site["fn"], is_observed=kind == "observed")
+    drawable, drawn = True, None
+    if kind == "latent":
+        drawable, _ = _trial_draw(site["fn"])
+    elif kind == "observed":
+        drawable, drawn = _trial_draw(site["fn"], is_observed=True)
     is_listed = kind == "free" and _is_listed(site)
-    drawn = _drawn_dtype(site["fn"]) if kind == "observed" else None
     return Site(name, kind, value, log_prob, drawable, is_listed, drawn)
 
 
@@ -389,27 +390,18 @@ def _log_prob_slot(site: Any, value: Slot) -> Slot:
     return Slot(tuple(log_prob.shape), torch.float64, plates, None, value, tuple(kept))
 
 
-def _drawn_dtype(fn: Any) -> torch.dtype | None:
-    """The dtype of a distribution's draws; None of one that cannot be sampled."""
+def _trial_draw(fn: Any, is_observed: bool = False) -> tuple[bool, torch.dtype | None]:
+    """
+    Whether a distribution can be sampled, and the dtype of its draws, if that is known.
+
+    One of a density alone cannot. Whatever else goes wrong, and what torch and Pyro say of data
+    that cannot be drawn together, is said where it is drawn.
+    """
     try:
         with RandomStream(0):
             drawn = fn.sample()
-    except Exception:  # said where it is drawn from
-        return None
-    return drawn.dtype if isinstance(drawn, Tensor) else None
-
-
-def _drawable(fn: Any, is_observed: bool) -> bool:
-    """
-    Whether a distribution can be sampled; one of a density alone cannot.
-
-    What torch and Pyro say of data that cannot be drawn together is said where it is drawn.
-    """
-    try:
-        with RandomStream(0):
-            fn.sample()
     except NotImplementedError as error:
-        return is_observed and bool(str(error))
+        return is_observed and bool(str(error)), None
     except Exception:
-        return True
-    return True
+        return True, None
+    return True, drawn.dtype if isinstance(drawn, Tensor) else None

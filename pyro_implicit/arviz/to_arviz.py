@@ -149,10 +149,7 @@ def to_arviz(
         _warn_of_the_prior(refused, groups)
     notes = _warning_of(programs, arrays, chosen=groups is not None)
     if why := export.notes.get(NOTE_OF_PREDICTIVE):
-        first = "group posterior_predictive is"
-        if export.notes.get("prior_omitted") == why:  # distributions that are a density alone
-            first = "groups posterior_predictive, prior and prior_predictive are"
-        notes.append(f"the {first} left out: {why}")
+        notes.append(f"the group posterior_predictive is left out: {why}")
     calls[0].warn([*notes, *(text for one in calls for text in one.watched.warnings())])
     if stats is not None:
         arrays["sample_stats"] = stats.arrays(arrays["posterior"])

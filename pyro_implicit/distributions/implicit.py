@@ -22,7 +22,6 @@ from pyro_implicit._checks import check_instance, check_shape, check_tensor
 from pyro_implicit.distributions._base_dist import is_standard_normal
 from pyro_implicit.exceptions import ArgumentError, DensityError, NonFiniteError, ShapeError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.jacobian_route import settle_routes
 from pyro_implicit.generators.noise_alone import check_function_of_noise, refuse_batch_statistics
 from pyro_implicit.generators.packed import named_tensors
 from pyro_implicit.generators.preconditioner import Preconditioner
@@ -290,8 +289,6 @@ class ImplicitDistribution(dist.TorchDistribution):
         if self.noise is None:
             raise ArgumentError("no noise is fixed: write distribution.given(z).half_log_det().")
         check_function_of_noise(self.generator, self.noise)
-        if not (self.generator.has_structured_log_det and is_zero(self.scale)):
-            settle_routes(self.generator, self.noise)
         kept = None if self._linearisation is None else self._linearisation.log_abs_det
         if kept is not None and is_zero(self.scale):
             value = kept

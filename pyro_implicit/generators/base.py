@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyro_implicit._checks import check_count, check_counts, check_instance, check_tensor
 from pyro_implicit.exceptions import ArgumentError, DensityError, ShapeError
-from pyro_implicit.generators.routes import route_of
+from pyro_implicit.generators.jacobian_route import right_route
 from pyro_implicit.ops.det_sign import det_sign
 from pyro_implicit.ops.jacobian import function_jacobian
 from pyro_implicit.ops.linearisation import FunctionLinearisation, Linearisation
@@ -132,8 +132,9 @@ class Generator(nn.Module, ABC):
 
         :param torch.Tensor z: noise, shape ``(..., *noise_shape)``.
         :returns: Jacobians, shape ``(..., output_dim, noise_dim)``.
+        :raises LayerError: if torch cannot differentiate it, or does so wrongly.
         """
-        route = route_of(self)
+        route = right_route(self, z)
         if route == "products":
             return self.linearise(z).jacobian()
         try:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from pyro_implicit.exceptions import LayerError
-from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.routes import remember_route
 from pyro_implicit.ops.jacobian import function_jacobian
 from pyro_implicit.ops.second_derivatives import second_derivatives
-from pyro_implicit.ops.twice_differentiable import TwiceDifferentiable
 
-__all__ = ["check_one_derivative", "settle_routes", "two_noises"]
+if TYPE_CHECKING:
+    from pyro_implicit.generators.base import Generator
 
-#: generators that were tried, with their modes then (whether they were in training)
-_SETTLED_MODES: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()
-_ERRORS_OF_TORCH = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
+__all__ = [
+    "ERRORS_OF_TORCH",
+    "fixed_vectors",
+    "kind_of",
+    "right_route",
+    "tolerance_of",
+    "two_noises",
+]
+
+#: by generator and mode (whether it is in training)
+_ROUTES: WeakKeyDictionary[nn.Module, dict[bool, str]] = WeakKeyDictionary()
+#: what torch raises for an operation without a rule
+ERRORS_OF_TORCH = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-def settle_routes(generator: Generator, like: Tensor) -> None:
+def right_route(generator: Generator, like: Tensor) -> str | None:
     r"""
     Finds for a generator, once in each mode, the route whose Jacobian has the right gradient.
 
@@ -31,50 +40,31 @@ def settle_routes(generator: Generator, like: Tensor) -> None:
     (normalisation within ``torch.jit``, say), or not at all (what is written in place, ``cdist``).
     At one noise, :math:`u^\top J v` is therefore differentiated by each route in turn and compared
     with the derivative of :math:`(J^\top u)^\top v`, which asks least of torch; the first that
-    agrees is taken from then on (:func:`~pyro_implicit.generators.routes.route_of`). Generators
-    that form their Jacobians themselves are left alone. Draws no random number.
+    agrees is taken from then on. Draws no random number.
 
-    :param Generator generator: the generator.
+    :param Generator generator: one that does not form its Jacobian itself.
     :param torch.Tensor like: a noise, for dtype and device.
+    :returns: ``"forward"``, ``"reverse"`` or ``"products"``; None, for what torch does first, where
+        nobody asks for a gradient or nothing can be compared.
     :raises LayerError: if no route agrees, or torch cannot differentiate the generator at all.
     """
-    origin = generator.origin
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return
-    if generator.training in _SETTLED_MODES.get(origin, ()):
-        return
-    for part in _without_own_jacobian(origin):
-        remember_route(part, _first_right_route(part, like))
-    _SETTLED_MODES.setdefault(origin, set()).add(generator.training)
+    known = _ROUTES.get(generator, {}).get(generator.training)
+    if known is not None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return known
+    found = _first_right_route(generator, like)
+    if found is not None:
+        _ROUTES.setdefault(generator, {})[generator.training] = found
+    return found
 
 
-def check_one_derivative(generator: Generator, like: Tensor) -> None:
-    r"""
-    Refuses generators whose derivatives by forward and by reverse mode are not the same.
+def kind_of(generator: Generator) -> str:
+    """
+    Names what a user has built, for messages.
 
     :param Generator generator: the generator.
-    :param torch.Tensor like: a noise, for dtype and device.
-    :raises LayerError: if :math:`u^\top (J v)` and :math:`(J^\top u)^\top v` differ by more than
-        rounding.
+    :returns: the class of the module that it wraps, or its own.
     """
-    for part in _without_own_products(generator.origin):
-        z, u, v = _vectors(part, like)
-        direction = v.reshape(z.shape)
-        try:
-            with TwiceDifferentiable(), torch.no_grad():
-                forward = torch.func.jvp(part, (z,), (direction,))[1].reshape(-1)
-                pull = torch.func.vjp(part, z)[1]
-                pulled = [(one, pull(one[None])[0].reshape(-1)) for one in (u, u.abs(), u**3)]
-        except _ERRORS_OF_TORCH:  # no rule for one of the modes: nothing to compare
-            continue
-        if not all(_is_same(one @ forward, back, v, _tolerance(z)) for one, back in pulled):
-            raise LayerError(
-                f"the generator {_kind(part)} has two derivatives: one by forward and one by "
-                "reverse mode, so that a part of it is hidden from the latter, by torch.no_grad() "
-                "or by an autograd function of one's own (a straight-through estimator, say). Let "
-                "gradients go through all of it, or use an objective that needs draws alone, such "
-                "as KernelDensityRatioELBO."
-            )
+    return type(getattr(generator, "module", generator)).__name__
 
 
 def two_noises(generator: Generator, like: Tensor) -> Tensor:
@@ -90,20 +80,6 @@ def two_noises(generator: Generator, like: Tensor) -> Tensor:
     return ones * ones.new_tensor([0.3, -0.7]).reshape(2, *[1] * len(generator.noise_shape))
 
 
-def _without_own_jacobian(origin: Generator) -> Iterator[Generator]:
-    for part in origin.modules():
-        if isinstance(part, Generator) and type(part).jacobian is Generator.jacobian:
-            yield part
-
-
-def _without_own_products(origin: Generator) -> Iterator[Generator]:
-    for part in origin.modules():
-        if not isinstance(part, Generator) or type(part).linearise is not Generator.linearise:
-            continue
-        if not any(m._forward_hooks or m._forward_pre_hooks for m in part.modules()):
-            yield part  # hooks of a user's would be shown what belongs to the derivative
-
-
 def _first_right_route(part: Generator, like: Tensor) -> str | None:
     """
     The first route with the gradient of the reference; None where nothing can be compared.
@@ -113,13 +89,13 @@ def _first_right_route(part: Generator, like: Tensor) -> str | None:
     weights = [p for p in part.parameters() if p.requires_grad and p.is_floating_point()]
     if not weights:
         return None
-    z, u, v = _vectors(part, like)
+    z, u, v = fixed_vectors(part, like)
     modes = ["forward", "reverse"] if z.numel() <= part.output_dim else ["reverse", "forward"]
     try:
         wanted = _gradients(part.linearise(z).vjp(u[None, None]).reshape(-1) @ v, weights)
     except LayerError:
         raise
-    except _ERRORS_OF_TORCH:
+    except ERRORS_OF_TORCH:
         _name_operation(lambda mode: _gradients(u @ _jacobian(part, z, mode) @ v, weights), modes)
         return None
     if not all(bool(one.isfinite().all()) for one in wanted):
@@ -128,16 +104,16 @@ def _first_right_route(part: Generator, like: Tensor) -> str | None:
     for route in (*modes, "products"):
         try:
             found = _gradients(u @ _jacobian(part, z, route) @ v, weights)
-        except _ERRORS_OF_TORCH:
+        except ERRORS_OF_TORCH:
             continue
-        if _are_alike(found, wanted, _tolerance(z)):
+        if _are_alike(found, wanted, tolerance_of(z)):
             return route
         runs = True
     if runs:
         raise LayerError(
-            f"torch differentiates the Jacobian of the generator {_kind(part)} wrongly, by each of "
-            f"the routes {', '.join(modes)}, products that it can go. Use LanczosELBO, which does "
-            "not form it, or write the operation out (normalisation: (x - mean) / deviation)."
+            f"torch differentiates the Jacobian of the generator {kind_of(part)} wrongly, by each "
+            f"of the routes {', '.join(modes)}, products that it can go. Use LanczosELBO, which "
+            "does not form it, or write the operation out (normalisation: (x - mean) / deviation)."
         )
     return None
 
@@ -155,7 +131,7 @@ def _name_operation(differentiate: Callable[[str], object], modes: Sequence[str]
             return
         except LayerError:
             raise
-        except _ERRORS_OF_TORCH:  # the objective says what it is
+        except ERRORS_OF_TORCH:  # the objective says what it is
             continue
 
 
@@ -170,7 +146,7 @@ def _gradients(number: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     return [one.detach() for one in found]
 
 
-def _vectors(part: Generator, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fixed_vectors(part: Generator, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One noise, and two fixed directions without a symmetry: ``(1, *shape)``, ``m``, ``d``."""
     z = two_noises(part, like)[:1]
     place = torch.arange(1.0, z.numel() + 1.0, dtype=torch.float64, device="cpu")
@@ -187,16 +163,6 @@ def _are_alike(found: Sequence[Tensor], wanted: Sequence[Tensor], tolerance: flo
     return all(gap <= tolerance * size + least for gap, size in zip(gaps, sizes, strict=True))
 
 
-def _is_same(forward: Tensor, pulled: Tensor, v: Tensor, tolerance: float) -> bool:
-    """Whether both are ``u' J v``."""
-    size = torch.linalg.vector_norm(pulled) * torch.linalg.vector_norm(v) + forward.abs()
-    gap = (forward - pulled @ v).abs()
-    return bool(gap <= tolerance * size) or not bool(gap.isfinite())
-
-
-def _tolerance(z: Tensor) -> float:
+def tolerance_of(z: Tensor) -> float:
+    """The relative difference up to which derivatives count as the same: rounding is far below."""
     return math.exp(math.log(torch.finfo(z.dtype).eps) / 3)
-
-
-def _kind(part: Generator) -> str:
-    return type(getattr(part, "module", part)).__name__

@@ -13,8 +13,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from pyro_implicit.exceptions import LayerError
 from pyro_implicit.generators.base import Generator
-from pyro_implicit.generators.jacobian_route import check_one_derivative, two_noises
+from pyro_implicit.generators.jacobian_route import kind_of, two_noises
 from pyro_implicit.generators.modes import evaluated
+from pyro_implicit.generators.one_derivative import check_one_derivative
 
 __all__ = ["check_function_of_noise", "refuse_batch_statistics"]
 
@@ -118,7 +119,7 @@ def _gives_own_draws(origin: Generator, pair: Tensor, kept: Mapping[str, Tensor]
         first = first[:1].clone()  # the memory of one draw in place of two
     if not bool(first.isfinite().all()):
         return False  # a lost generator: the objective names the site
-    kind = type(getattr(origin, "module", origin)).__name__
+    kind = kind_of(origin)
     changed = [name for name, now in origin.named_buffers() if not _is_kept(now, kept.get(name))]
     same_again = _are_close(first, origin(pair)[: len(first)])
     if changed and origin.training:

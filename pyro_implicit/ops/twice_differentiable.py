@@ -27,7 +27,7 @@ class TwiceDifferentiable(TorchFunctionMode):
     derivatives and Hessians of torch are right, and group and root-mean-square normalisation in all
     orders. What is not called by its name in torch stays as it is, and as wrong: within
     ``torch.jit``, as ``torch.native_layer_norm``, or as batch normalisation of other axes
-    (:func:`~pyro_implicit.generators.jacobian_route.settle_routes` finds those out). *Gated linear
+    (:func:`~pyro_implicit.generators.jacobian_route.right_route` finds those out). *Gated linear
     units* have no derivative of their forward mode, and *attention* has second derivatives in its
     plain form alone, which is taken.
 

@@ -181,7 +181,7 @@ def folded(y=None):
 def test_a_likelihood_without_draws_leaves_out_what_needs_them():
     fitted, y = AutoNormal(folded), Y.abs()
     fitted(y)
-    with pytest.warns(UserWarning, match=r"posterior_predictive, prior and prior_pre.*\['y'\] has"):
+    with pytest.warns(UserWarning, match=r"left out.*\['y'\] has no sample.*prior and prior_pre"):
         data = to_arviz(folded, fitted, y, num_samples=3)
     assert values(data, "log_likelihood", "y").shape == (1, 3, 20)
     mu = torch.as_tensor(values(data, "posterior", "mu"))[..., None]
